@@ -29,3 +29,17 @@ def mean_over_ranks(value: Tensor) -> Tensor:
     total = value.detach().double().clone()
     dist.all_reduce(total)
     return (total / num_ranks()).to(value.dtype)
+
+
+def any_rank(flag: bool, device: torch.device | None = None) -> bool:
+    """Whether the flag is set on some rank. A collective.
+
+    Example:
+        >>> any_rank(True)
+        True
+    """
+    if num_ranks() == 1:
+        return flag
+    highest = torch.tensor(int(flag), device=device)
+    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+    return bool(highest)

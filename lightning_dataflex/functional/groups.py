@@ -34,7 +34,8 @@ def group_sum(values: Tensor, group: Tensor, num_groups: int, valid: Tensor) -> 
     """Sum of the valid values of each group, float64 (num_groups,); an empty group sums to 0.
 
     Example:
-        >>> group_sum(torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([0, 0, 1]), 2, torch.tensor([True, True, False]))
+        >>> valid = torch.tensor([True, True, False])
+        >>> group_sum(torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([0, 0, 1]), 2, valid)
         tensor([3., 0.], dtype=torch.float64)
     """
     masked = torch.where(valid, values.double(), 0.0)

@@ -1,0 +1,242 @@
+"""DataFlexCallback: when to act, on what, what is logged, what is saved."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torchmetrics.utilities import rank_zero_warn
+
+from lightning_dataflex.core.actuator import Actuator
+from lightning_dataflex.core.config import ComponentConfig, DataFlexConfig, Drop, Mechanism, OnEmpty, validate_compat
+from lightning_dataflex.core.pipeline import Decision, Pipeline
+from lightning_dataflex.core.registry import registered_name
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.scorer import Scorer
+from lightning_dataflex.mount import Mount, mount_of
+from lightning_dataflex.window import StepWindow
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    # Both namespaces have a Callback of their own, and each Trainer and each CLI asks for its own.
+    _installed = {"lightning.pytorch": find_spec("lightning"), "pytorch_lightning": find_spec("pytorch_lightning")}
+    _bases = tuple(importlib.import_module(name).Callback for name, found in _installed.items() if found)
+    Callback = _bases[0] if len(_bases) == 1 else type("Callback", _bases, {})
+
+EMPTY_WARNINGS_EVERY = 100
+"""After the first, only every so many steps without a kept sample are warned of."""
+
+
+class DataFlexCallback(Callback):
+    """Selects or weighs the samples of each training step.
+
+    Args:
+        mechanism: `select` keeps samples, `reweight` weighs samples or tokens.
+        scorer: A Scorer, or its name, or `{name, params}`, or `{class_path, init_args}`.
+        actuator: The same, of a Selector or Reweighter.
+        mount: Where to act: `point` (a `DataFlexPoint` in the module), the name of the module's loss,
+            `on_train_batch_start` or `on_before_backward`. Default: the point if there is one, else `policy_loss`.
+        drop: What becomes of samples that are not kept: `mask` deletes them from the loss, denominators and KL
+            included; `weight` gives their policy term a weight of 0 and leaves the rest.
+        on_empty: When no sample of a step is kept: `skip` leaves the parameters as they are, `keep` trains on all
+            samples, `raise` stops.
+        warmup_step: Training steps before the callback acts.
+        update_step: A Mixer sets new proportions every so many steps; select and reweight act at every step.
+        fields: The batch's own field names, `{"rm_scores": "rewards"}`.
+        weights_key: The field that the weights (N, L) are written to, multiplied into what is there.
+        enforce: False decides and logs, and changes nothing.
+        adv_estimator: The module's advantage estimator. Default: its `adv_estimator` attribute or hyperparameter.
+        label: Name in the log and the checkpoint, for several callbacks.
+
+    Example:
+        >>> callback = DataFlexCallback("select", scorer="group_solve_rate",
+        ...                             actuator={"name": "threshold_band", "params": {"low": 0.2, "high": 0.8}})
+        >>> callback.state_key
+        'DataFlexCallback[select.group_solve_rate.threshold_band]'
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        scorer: ComponentConfig | Scorer | str | dict[str, Any],
+        actuator: ComponentConfig | Actuator | str | dict[str, Any],
+        mount: str | None = None,
+        drop: Drop = "mask",
+        on_empty: OnEmpty = "skip",
+        warmup_step: int = 0,
+        update_step: int = 1,
+        fields: dict[str, str] | None = None,
+        weights_key: str = "rollout_is_weights",
+        enforce: bool = True,
+        adv_estimator: str | None = None,
+        label: str | None = None,
+    ) -> None:
+        super().__init__()
+        config = DataFlexConfig(
+            mechanism, scorer, actuator, mount, drop, on_empty, warmup_step, update_step,
+            fields, weights_key, enforce, adv_estimator, label,
+        )  # fmt: skip
+        if mechanism == "mix":
+            raise ValueError(
+                "mechanism is 'mix', but there is no sampler yet that takes a Mixer's proportions. "
+                "Use select or reweight."
+            )
+        self.config = config
+        self.pipeline = Pipeline.from_config(config)
+        self.num_steps = 0
+        self._num_empty = 0
+        self._window = StepWindow()
+        self._mount: Mount | None = None
+        self._trainer: Trainer | None = None
+        self._decisions: list[Decision] = []
+
+    @property
+    def name(self) -> str:
+        """`label`, or what the callback is made of."""
+        parts = (self.config.mechanism, registered_name(self.pipeline.scorer), registered_name(self.pipeline.actuator))
+        return self.config.label or ".".join(parts)
+
+    @property
+    def state_key(self) -> str:
+        """Under which a checkpoint holds the state; parameters that may be tuned between runs are not in it."""
+        return f"DataFlexCallback[{self.name}]"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; the same on every rank."""
+        return {
+            "num_steps": self.num_steps,
+            "scorer": dict(self.pipeline.scorer.state_dict()),
+            "actuator": self.pipeline.actuator.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.num_steps = state_dict["num_steps"]
+        self.pipeline.scorer.load_state_dict(state_dict["scorer"], strict=False)
+        self.pipeline.actuator.load_state_dict(state_dict["actuator"])
+
+    # -- coming and going ------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse what does not fit the module's estimator, before anything is computed."""
+        if stage == "fit":
+            self._check_estimator(pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach, now that the module is configured and the strategy has wrapped it."""
+        self._check_estimator(pl_module)
+        self._trainer = trainer
+        kind = mount_of(pl_module, self.config.mount)
+        self._mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
+        self._mount.attach(pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the module as it was found."""
+        self._leave()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the module as it was found; the Trainer does not call `teardown` after an exception."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._mount is not None:
+            self._mount.detach()
+        self._mount = self._trainer = None
+        self._decisions = []
+
+    def _check_estimator(self, pl_module: LightningModule) -> None:
+        estimator = self.config.adv_estimator or getattr(pl_module, "adv_estimator", None)
+        if estimator is None:
+            estimator = (getattr(pl_module, "hparams", None) or {}).get("adv_estimator")
+        validate_compat(self.pipeline.scorer, self.pipeline.actuator, estimator)
+
+    # -- during a step ---------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Let the mount see the batch of the dataloader."""
+        assert self._mount is not None
+        self._window.begin_batch()
+        self._decisions = []
+        self._mount.begin(batch)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Check that the decision is in the loss."""
+        assert self._mount is not None
+        self._mount.before_backward(pl_module)
+        # Under manual optimisation another loss may come first; the end of the batch is the check there.
+        if pl_module.automatic_optimization:
+            self._check_fired(pl_module)
+            self._check_empty_loss(loss)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Let a step without any kept sample move nothing."""
+        if self.config.enforce and self.config.on_empty == "skip":
+            self._window.protect(optimizer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log what was decided. The numbers are those of the global batch: there is nothing to reduce over ranks."""
+        self._check_fired(pl_module)
+        self.num_steps += 1
+        several = sum(isinstance(callback, DataFlexCallback) for callback in trainer.callbacks) > 1  # type: ignore[attr-defined]
+        prefix = f"dataflex/{self.name}/" if several else "dataflex/"
+        batch_size = sum(len(decision.keep) for decision in self._decisions)
+        for key, value in _merged(self._decisions).items():
+            pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
+        self._decisions = []
+
+    def _decide(self, batch: RolloutBatch) -> Decision | None:
+        """The decision to put into a batch; None outside of training, and where none is to be enforced."""
+        trainer = self._trainer
+        if trainer is None or not trainer.training or trainer.sanity_checking:
+            return None
+        if self.num_steps < self.config.warmup_step:
+            batch.require(self.pipeline.requires)
+            decision = Decision.neutral(batch)
+        else:
+            decision = self.pipeline.decide(batch, self.num_steps)
+            if not decision.num_kept:
+                decision = self._on_empty(decision, batch)
+        self._decisions.append(decision)
+        self._window.add(decision)
+        return decision if self.config.enforce else None
+
+    def _on_empty(self, decision: Decision, batch: RolloutBatch) -> Decision:
+        scores = decision.scores[~decision.scores.isnan()]
+        span = f"{scores.min():.4g} to {scores.max():.4g}" if len(scores) else "none"
+        settings = {key: value for key, value in vars(self.pipeline.actuator).items() if not key.startswith("_")}
+        fact = f"Step {self.num_steps}: {self.name} keeps no sample. Scores: {span}; settings: {settings}."
+        if self.config.on_empty == "raise":
+            raise ValueError(f"{fact} Widen the rule, or use on_empty: skip or keep.")
+        if self._num_empty % EMPTY_WARNINGS_EVERY == 0:
+            outcome = "trains on all samples" if self.config.on_empty == "keep" else "leaves the parameters as they are"
+            rank_zero_warn(f"{fact} The step {outcome} (before it, {self._num_empty} others).", UserWarning)
+        self._num_empty += 1
+        return Decision.neutral(batch, decision.scores) if self.config.on_empty == "keep" else decision
+
+    def _check_fired(self, pl_module: LightningModule) -> None:
+        if not self._decisions:
+            assert self._mount is not None
+            raise RuntimeError(
+                f"{self.name} did not act in this training step of {type(pl_module).__name__}: {self._mount.silent}."
+            )
+
+    def _check_empty_loss(self, loss: Tensor) -> None:
+        nothing_kept_here = not any(bool(decision.weights.any()) for decision in self._decisions)
+        if self.config.enforce and nothing_kept_here and not torch.isfinite(loss):
+            raise ValueError(
+                f"The loss is {loss.item()} on a batch of which no sample is kept. "
+                "Divide by the number of valid tokens clamped to at least 1: mask.sum().clamp(min=1)."
+            )
+
+
+def _merged(decisions: list[Decision]) -> dict[str, Tensor]:
+    """The metrics of a step: the mean over its decisions, of `n_nan` the sum."""
+    merged = {key: torch.stack([d.metrics[key] for d in decisions]).mean() for key in decisions[0].metrics}
+    return merged | {"n_nan": torch.stack([d.metrics["n_nan"] for d in decisions]).sum()}

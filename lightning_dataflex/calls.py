@@ -1,0 +1,55 @@
+"""The rollout batch among the arguments of a loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning_dataflex.core.containers import is_batch
+from lightning_dataflex.core.rollout import RolloutBatch
+
+Updates = Callable[[RolloutBatch], Mapping[str, Any]]
+"""The fields to put into a rollout batch; none to leave it as it is."""
+
+
+def with_decision(
+    signature: inspect.Signature, args: tuple, kwargs: dict[str, Any], fields: Mapping[str, str], updates_of: Updates
+) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a loss with the decision in them; those that were given stay as they are.
+
+    The rollout batch is the first argument that holds a response mask, and fields that are arguments of their own
+    name count as part of it. Without such an argument, the arguments together are the batch.
+
+    Example:
+        >>> def loss(log_probs, response_mask, rollout_is_weights=None): ...
+        >>> with_decision(inspect.signature(loss), (0.5, [[1]]), {}, {}, lambda batch: {"rollout_is_weights": 2})
+        ((0.5, [[1]], 2), {})
+    """
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = bound.arguments
+    own = {fields.get(name, name): value for name, value in arguments.items() if value is not None}
+    holder = next((name for name, value in arguments.items() if _is_rollout(value, fields)), None)
+    if holder is None:
+        batch = RolloutBatch(own, fields)
+        if "response_mask" not in batch:
+            raise ValueError(
+                f"No argument of the loss is a rollout batch; it was called with {', '.join(arguments) or 'none'}. "
+                "Pass it the batch, or use a DataFlexPoint."
+            )
+        updates = updates_of(batch)
+    else:
+        batch = RolloutBatch(arguments[holder], fields)
+        shared = {name: value for name, value in own.items() if name != holder and name in batch.keys()}
+        updates = updates_of(RolloutBatch(batch.replaced(shared), fields) if shared else batch)
+        if updates:
+            arguments[holder] = batch.replaced(updates)
+    for name, value in updates.items():
+        if fields.get(name, name) in signature.parameters:
+            arguments[fields.get(name, name)] = value
+    return bound.args, bound.kwargs
+
+
+def _is_rollout(value: Any, fields: Mapping[str, str]) -> bool:
+    return is_batch(value) and "response_mask" in RolloutBatch(value, fields)

@@ -1,0 +1,152 @@
+"""Actuators: what turns scores into an action."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.tidy import TidyBatch, spread
+from lightning_dataflex.functional.weighting import mean_one
+
+
+class Actuator(ABC):
+    """Base of Selector, Reweighter and Mixer.
+
+    Subclasses write `act`, which may be plain single-process code: the scores and the batch that it reads hold no
+    padding and no sample without a score, and what it returns is put back in place.
+    """
+
+    requires: ClassVar[Sequence[str]] = ()
+    """Batch fields that the rule reads beside the scores."""
+    granularities: ClassVar[Sequence[str]] = ("prompt", "response", "token")
+    """The granularities of scores that the rule understands."""
+    needs_groups: ClassVar[bool] = False
+    """Whether the rule compares the samples of one prompt."""
+    paper: ClassVar[str] = ""
+    """Where the rule was published."""
+
+    @abstractmethod
+    def act(self, scores: Any, batch: Any, **ctx: Any) -> Any:
+        """The action on a batch with these scores."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: tensors, dicts, lists, numbers and strings, the same on every rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+
+
+class Selector(Actuator):
+    """Scores to the samples that stay.
+
+    `act` returns their indices, or a boolean mask, (N,) for samples or (N, L) for tokens.
+
+    Example:
+        >>> class AboveHalf(Selector):
+        ...     def act(self, scores, batch, **ctx):
+        ...         return torch.nonzero(scores > 0.5).flatten().tolist()
+        >>> AboveHalf().act(torch.tensor([0.1, torch.nan, 0.9]), {})
+        [2]
+        >>> AboveHalf().keep(torch.tensor([0.1, torch.nan, 0.9]), {})
+        tensor([False, False,  True])
+    """
+
+    changes_advantages: bool = False
+    """Whether kept samples are trained with advantages of this rule's own; see `advantages`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "act" in vars(cls):
+            cls._rule = cls.act  # type: ignore[attr-defined]
+            cls.act = functools.wraps(cls.act)(_kept_indices)  # type: ignore[assignment, method-assign]
+
+    def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        """What `act` keeps as a mask: (N,) bool, or (N, L) for a rule on tokens."""
+        batch, scores, rows = _scored(batch, scores)
+        tidy = TidyBatch(batch, rows)
+        kept = torch.as_tensor(self._rule(scores[rows], tidy, **ctx), device=scores.device)  # type: ignore[attr-defined]
+        if kept.dtype != torch.bool:
+            index = kept.to(torch.int64)
+            kept = torch.zeros(tidy.num_samples, dtype=torch.bool, device=scores.device)
+            kept[index] = True
+        keep = spread(kept, rows, False)
+        return keep & batch.response_mask if keep.dim() == 2 and batch.response_mask is not None else keep
+
+    def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
+        """Advantages (N,) to train the kept samples with; None leaves those of the batch."""
+        return None
+
+
+def _kept_indices(self: Selector, scores: Tensor, batch: Any, **ctx: Any) -> list[int] | Tensor:
+    keep = self.keep(scores, batch, **ctx)
+    return keep if keep.dim() == 2 else keep.nonzero().flatten().tolist()
+
+
+class Reweighter(Actuator):
+    """Scores to weights >= 0 of samples (N,) or tokens (N, L).
+
+    `act` returns them on any scale; what leaves it is scaled as `normalize` says, and 0 for a sample without a score.
+
+    Example:
+        >>> class Score(Reweighter):
+        ...     def act(self, scores, batch, **ctx):
+        ...         return scores
+        >>> Score().act(torch.tensor([1.0, torch.nan, 3.0]), {})
+        tensor([0.5000, 0.0000, 1.5000])
+    """
+
+    normalize: Literal["tokens", "none"] = "tokens"
+    """`tokens`: the mean over the valid tokens of the global batch is 1. `none`: as the rule gives them."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "act" in vars(cls):
+            cls._rule = cls.act  # type: ignore[attr-defined]
+            cls.act = functools.wraps(cls.act)(_scaled_weights)  # type: ignore[assignment, method-assign]
+
+
+def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+    batch, scores, rows = _scored(batch, scores)
+    weights = torch.as_tensor(self._rule(scores[rows], TidyBatch(batch, rows), **ctx)).detach()  # type: ignore[attr-defined]
+    weights = spread(weights if weights.dtype == torch.float64 else weights.float(), rows, 0.0)
+    if self.normalize == "none":
+        return weights if weights.dim() == 1 else torch.where(_tokens(batch, weights) > 0, weights, 0.0)
+    tokens = _tokens(batch, weights) * (rows if weights.dim() == 1 else rows[:, None])
+    # Weights that are all 0 would quietly train on nothing: every scored sample then counts alike.
+    weights = torch.where((weights * tokens).sum() > 0, weights, 1.0)
+    return mean_one(weights, tokens)
+
+
+class Mixer(Actuator):
+    """Scores of domains to the proportion that each has among the prompts to come; `act` returns them, summing to 1."""
+
+
+def _scored(batch: Any, scores: Any) -> tuple[RolloutBatch, Tensor, Tensor]:
+    """The batch, the scores, and which rows have both a valid token and a score."""
+    batch = RolloutBatch.of({} if batch is None else batch)
+    scores = torch.as_tensor(scores)
+    if not batch.num_samples:
+        batch = RolloutBatch({"num_tokens": torch.ones(len(scores), dtype=torch.int64)})
+    if len(scores) != batch.num_samples:
+        raise ValueError(f"There are {len(scores)} scores for {batch.num_samples} samples. Give one per sample.")
+    if scores.dim() == 1:
+        scored = ~scores.isnan()
+    else:
+        # What stands in padding tokens is no score, NaN included.
+        scores = torch.where(_tokens(batch, scores) > 0, scores, torch.zeros_like(scores))
+        scored = ~scores.isnan().any(-1)
+    return batch, scores, scored & (batch.num_tokens > 0).to(scores.device)
+
+
+def _tokens(batch: RolloutBatch, weights: Tensor) -> Tensor:
+    if weights.dim() == 1:
+        return batch.num_tokens.to(weights.device)
+    mask = batch.response_mask
+    return torch.ones_like(weights) if mask is None else mask.to(weights)

@@ -1,0 +1,18 @@
+"""Checks of a user's numbers: one sentence of fact and one of cure."""
+
+from __future__ import annotations
+
+import math
+
+
+def in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    """Raise a ValueError unless low <= value <= high (low < value when open_low).
+
+    Example:
+        >>> in_range("fraction", 0.0, 0, 1, open_low=True)
+        Traceback (most recent call last):
+        ValueError: fraction is 0.0. It must be in (0, 1].
+    """
+    if not (low <= value <= high) or (open_low and value == low) or math.isnan(value):
+        left, right = "(" if open_low or low == -math.inf else "[", ")" if high == math.inf else "]"
+        raise ValueError(f"{name} is {value}. It must be in {left}{low}, {high}{right}.")

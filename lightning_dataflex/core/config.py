@@ -1,0 +1,220 @@
+"""The typed `dataflex` block, and what it builds."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from lightning_dataflex.core.actuator import Actuator, Selector
+from lightning_dataflex.core.registry import BASES, Kind, build, construct, nearest, registered_name
+from lightning_dataflex.core.scorer import Scorer
+
+Mechanism = Literal["select", "reweight", "mix"]
+Drop = Literal["mask", "weight"]
+OnEmpty = Literal["skip", "keep", "raise"]
+
+ACTUATOR_KINDS: dict[str, Kind] = {"select": "selector", "reweight": "reweighter", "mix": "mixer"}
+
+GROUP_ESTIMATORS = frozenset(
+    [
+        "grpo",
+        "grpo_vectorized",
+        "grpo_passk",
+        "dr_grpo",
+        "gspo",
+        "rloo",
+        "rloo_vectorized",
+        "opo",
+        "gpg",
+        "gdpo",
+        "reinforce_plus_plus_baseline",
+    ]
+)
+"""Advantage estimators that compare the samples of one prompt."""
+
+OTHER_ESTIMATORS = frozenset(["gae", "reinforce", "reinforce_plus_plus", "remax"])
+"""Advantage estimators that do not."""
+
+
+@dataclass
+class ComponentConfig:
+    """A component by its registered name.
+
+    Args:
+        name: As registered; `dataflex components` lists them.
+        params: Parameters of its `__init__`.
+    """
+
+    name: str
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class DataFlexConfig:
+    """One `dataflex` block.
+
+    Args:
+        mechanism: `select` keeps samples, `reweight` weighs samples or tokens, `mix` steers the domains to come.
+        scorer: `{name, params}` of a registered Scorer, or `{class_path, init_args}`.
+        actuator: The same, of a Selector, Reweighter or Mixer, as `mechanism` says.
+        mount: Where the callback acts: `point` (a `DataFlexPoint` in the module), the name of the module's loss,
+            `on_train_batch_start` or `on_before_backward`. Default: the point if there is one, else `policy_loss`.
+        drop: What becomes of samples that are not kept: `mask` deletes them from the loss, denominators and KL
+            included; `weight` gives their policy term a weight of 0 and leaves the rest.
+        on_empty: When no sample of a step is kept: `skip` leaves the parameters as they are, `keep` trains on all
+            samples, `raise` stops.
+        warmup_step: Training steps before the callback acts.
+        update_step: A Mixer sets new proportions every so many steps; select and reweight act at every step.
+        fields: The batch's own field names, `{rm_scores: rewards}`.
+        weights_key: The field that the weights are written to.
+        enforce: False decides and logs, and changes nothing.
+        adv_estimator: The module's advantage estimator. Default: its `adv_estimator` attribute or hyperparameter.
+        label: Name in the log and the checkpoint, for several callbacks.
+    """
+
+    mechanism: Mechanism
+    scorer: ComponentConfig | Scorer | str | dict[str, Any]
+    actuator: ComponentConfig | Actuator | str | dict[str, Any]
+    mount: str | None = None
+    drop: Drop = "mask"
+    on_empty: OnEmpty = "skip"
+    warmup_step: int = 0
+    update_step: int = 1
+    fields: dict[str, str] | None = None
+    weights_key: str = "rollout_is_weights"
+    enforce: bool = True
+    adv_estimator: str | None = None
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, choices in (("mechanism", Mechanism), ("drop", Drop), ("on_empty", OnEmpty)):
+            value = getattr(self, name)
+            if value not in get_args(choices):
+                raise ValueError(f"{name} is {value!r}. {nearest(str(value), get_args(choices))}")
+        for name, least in (("warmup_step", 0), ("update_step", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is {value!r}. It must be a whole number of at least {least}.")
+        if self.adv_estimator is not None:
+            check_estimator(self.adv_estimator)
+
+    @classmethod
+    def of(cls, block: DataFlexConfig | Mapping[str, Any]) -> DataFlexConfig:
+        """A block that was read from YAML, or one that is typed already.
+
+        Example:
+            >>> DataFlexConfig.of({"mechanism": "selct", "scorer": "group_solve_rate", "actuator": "threshold_band"})
+            Traceback (most recent call last):
+            ValueError: mechanism is 'selct'. Did you mean 'select'? Known: select, reweight, mix.
+        """
+        if isinstance(block, cls):
+            return block
+        if not isinstance(block, Mapping):
+            raise ValueError(f"A dataflex block is {block!r}. Give a mapping with mechanism, scorer and actuator.")
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in block:
+            if name not in known:
+                raise ValueError(f"The dataflex block has no key {name!r}. {nearest(str(name), known)}")
+        for name in ("mechanism", "scorer", "actuator"):
+            if name not in block:
+                raise ValueError(f"The dataflex block lacks {name!r}. Give mechanism, scorer and actuator.")
+        return cls(**block)
+
+    def components(self) -> tuple[Scorer, Actuator]:
+        """The scorer and the actuator, built and checked against each other and the estimator."""
+        scorer = component("scorer", self.scorer)
+        actuator = component(ACTUATOR_KINDS[self.mechanism], self.actuator)
+        validate_compat(scorer, actuator, self.adv_estimator)
+        if self.mount == "on_before_backward" and isinstance(actuator, Selector):
+            self._check_gradient_mount(actuator)
+        return scorer, actuator
+
+    def _check_gradient_mount(self, selector: Selector) -> None:
+        too_late = "but at mount 'on_before_backward' the loss is computed already"
+        if self.drop == "mask":
+            raise ValueError(
+                f"drop is 'mask', {too_late}: dropped samples stay in its denominators. "
+                "Use drop: weight, or another mount."
+            )
+        if selector.changes_advantages:
+            raise ValueError(
+                f"{registered_name(selector)} changes advantages, {too_late}. Use advantages: group, or another mount."
+            )
+
+
+def component(kind: Kind, spec: Any) -> Any:
+    """A component from a name, `{name, params}`, `{class_path, init_args}`, or itself.
+
+    Example:
+        >>> component("selector", {"name": "threshold_band", "params": {"hgh": 0.8}})
+        Traceback (most recent call last):
+        ValueError: The selector 'threshold_band' has no parameter 'hgh'. Did you mean 'high'? Known: low, high, closed.
+    """
+    base = BASES[kind]
+    if isinstance(spec, str):
+        return build(kind, spec)
+    if isinstance(spec, ComponentConfig):
+        spec = {"name": spec.name, "params": spec.params}
+    if isinstance(spec, Mapping):
+        for known, params in (("name", "params"), ("class_path", "init_args")):
+            if known in spec:
+                for key in spec:
+                    if key not in (known, params):
+                        raise ValueError(f"The {kind} has no key {key!r}. {nearest(str(key), (known, params))}")
+                cls_or_name, given = spec[known], spec.get(params) or {}
+                if not isinstance(cls_or_name, str) or not isinstance(given, Mapping):
+                    raise ValueError(f"The {kind} is {dict(spec)!r}. Give {known} as text and {params} as a mapping.")
+                if known == "name":
+                    return build(kind, cls_or_name, **given)
+                return construct(_imported(cls_or_name, base), given, f"{kind} {cls_or_name!r}")
+        raise ValueError(f"The {kind} is {dict(spec)!r}. Give {{name, params}} or {{class_path, init_args}}.")
+    if not isinstance(spec, base):
+        raise ValueError(
+            f"The {kind} is {spec!r}. Give a name, {{name, params}}, {{class_path, init_args}} or a {base.__name__}."
+        )
+    return spec
+
+
+def _imported(class_path: str, base: type) -> type:
+    module, _, name = class_path.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"class_path {class_path!r} cannot be imported: {error}. Give package.module.Class."
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ValueError(f"class_path {class_path!r} is no {base.__name__}. Give a class that derives from it.")
+    return cls
+
+
+def check_estimator(adv_estimator: str) -> None:
+    """Raise a ValueError for an estimator whose use of groups is not known."""
+    known = sorted(GROUP_ESTIMATORS | OTHER_ESTIMATORS)
+    if adv_estimator not in known:
+        raise ValueError(f"adv_estimator is {adv_estimator!r}. {nearest(str(adv_estimator), known)}")
+
+
+def validate_compat(scorer: Scorer, actuator: Actuator, adv_estimator: str | None = None) -> None:
+    """Raise a ValueError for parts that do not fit each other, or not the advantage estimator.
+
+    Args:
+        adv_estimator: None where it is not known; groups are then not checked.
+    """
+    if scorer.granularity not in actuator.granularities:
+        raise ValueError(
+            f"{registered_name(actuator)} takes scores of a {' or '.join(actuator.granularities)}, but "
+            f"{registered_name(scorer)} scores each {scorer.granularity}. Choose another scorer or actuator."
+        )
+    if adv_estimator is None:
+        return
+    check_estimator(adv_estimator)
+    for part in (scorer, actuator):
+        if part.needs_groups and adv_estimator in OTHER_ESTIMATORS:
+            raise ValueError(
+                f"{registered_name(part)} compares the samples of a group, but adv_estimator {adv_estimator!r} has no "
+                f"groups. Use a group estimator ({', '.join(sorted(GROUP_ESTIMATORS))}), or a part without groups."
+            )

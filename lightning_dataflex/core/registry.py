@@ -1,0 +1,177 @@
+"""Names to component classes, and classes to components."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Literal, TypeVar
+
+from jsonargparse import ArgumentError, ArgumentParser
+
+from lightning_dataflex.core.actuator import Mixer, Reweighter, Selector
+from lightning_dataflex.core.scorer import Scorer
+
+Kind = Literal["scorer", "selector", "reweighter", "mixer"]
+Class = TypeVar("Class", bound=type)
+
+BASES: dict[str, type] = {"scorer": Scorer, "selector": Selector, "reweighter": Reweighter, "mixer": Mixer}
+ENTRY_POINTS = "lightning_dataflex.components"
+"""The entry-point group through which another package registers: each entry names a module to import."""
+
+_classes: dict[str, dict[str, type]] = {kind: {} for kind in BASES}
+_loaded: set[str] = set()
+
+
+def register_scorer(name: str) -> Callable[[Class], Class]:
+    """Class decorator: the Scorer is found under this name."""
+    return _register("scorer", name)
+
+
+def register_selector(name: str) -> Callable[[Class], Class]:
+    """Class decorator: the Selector is found under this name."""
+    return _register("selector", name)
+
+
+def register_reweighter(name: str) -> Callable[[Class], Class]:
+    """Class decorator: the Reweighter is found under this name."""
+    return _register("reweighter", name)
+
+
+def register_mixer(name: str) -> Callable[[Class], Class]:
+    """Class decorator: the Mixer is found under this name."""
+    return _register("mixer", name)
+
+
+def _register(kind: str, name: str) -> Callable[[Class], Class]:
+    def register(cls: Class) -> Class:
+        if not (isinstance(cls, type) and issubclass(cls, BASES[kind])):
+            raise TypeError(f"{cls!r} is no {BASES[kind].__name__}. Derive it from {BASES[kind].__name__}.")
+        there = _classes[kind].get(name)
+        # The same class again is a module that was reloaded, or a notebook cell that was run twice.
+        if there is not None and (there.__module__, there.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"The {kind} {name!r} is registered already, by {there.__module__}.{there.__qualname__}. "
+                "Choose another name."
+            )
+        _classes[kind][name] = cls
+        return cls
+
+    return register
+
+
+def components(kind: Kind) -> dict[str, type]:
+    """All registered classes of a kind by name, those of installed packages included.
+
+    Example:
+        >>> components("selector")["threshold_band"]
+        <class 'lightning_dataflex.selectors.ThresholdBand'>
+    """
+    if kind not in BASES:
+        raise ValueError(f"There is no kind of component {kind!r}. {nearest(str(kind), BASES)}")
+    _load_packages()
+    return dict(sorted(_classes[kind].items()))
+
+
+def _load_packages() -> None:
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.value not in _loaded:
+            _loaded.add(entry.value)
+            entry.load()
+
+
+def registered_name(component: object) -> str:
+    """The name that a component's class is registered under, or the class's own name."""
+    for classes in _classes.values():
+        for name, cls in classes.items():
+            if type(component) is cls:
+                return name
+    return type(component).__name__
+
+
+def lookup(kind: Kind, name: str) -> type:
+    """The class registered under a name; a ValueError names the nearest."""
+    known = components(kind)
+    if name not in known:
+        raise ValueError(f"There is no {kind} {name!r}. {nearest(name, known)}")
+    return known[name]
+
+
+def build(kind: Kind, name: str, **params: Any) -> Any:
+    """A component by its registered name, for use without a Trainer.
+
+    Args:
+        kind: `scorer`, `selector`, `reweighter` or `mixer`.
+        name: As registered.
+        params: Of its `__init__`. A parameter that it does not have, or of another type, is a ValueError.
+
+    Example:
+        >>> import torch
+        >>> scorer = build("scorer", "group_solve_rate", success_threshold=0.5)
+        >>> batch = {"rm_scores": torch.tensor([1.0, 0.0, 1.0]), "uid": ["a", "a", "b"]}
+        >>> scores = scorer.score(batch, step_id=0); scores
+        tensor([0.5000, 0.5000, 1.0000])
+        >>> build("selector", "threshold_band", low=0.2, high=0.8).act(scores, batch)
+        [0, 1]
+    """
+    return construct(lookup(kind, name), params, f"{kind} {name!r}")
+
+
+def construct(cls: type, params: Mapping[str, Any], title: str) -> Any:
+    """`cls(**params)` after a check of the names and types of the parameters."""
+    known = init_parameters(cls)
+    for name in params:
+        if name not in known:
+            raise ValueError(f"The {title} has no parameter {name!r}. {nearest(name, known)}")
+    missing = [n for n, p in known.items() if p.default is p.empty and n not in params]
+    if missing:
+        raise ValueError(f"The {title} needs {', '.join(missing)}. Give it under params.")
+    return cls(**{name: _typed(known[name], value, title) for name, value in params.items()})
+
+
+def init_parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """Named parameters of `__init__`, those included that it hands on to its bases through `**kwargs`."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        _, *parameters = _signature(base.__init__).parameters.values()  # type: ignore[misc]
+        kinds = {p.kind for p in parameters}
+        for p in parameters:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                found.setdefault(p.name, p)
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            break
+    return found
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function, eval_str=True)
+    except NameError:  # annotations that exist for the type checker alone
+        return inspect.signature(function)
+
+
+def _typed(parameter: inspect.Parameter, value: Any, title: str) -> Any:
+    if parameter.annotation is parameter.empty or isinstance(parameter.annotation, str):
+        return value
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument(f"--{parameter.name}", type=parameter.annotation)
+    try:
+        return parser.parse_object({parameter.name: value})[parameter.name]
+    except (ArgumentError, TypeError, ValueError) as error:
+        expected = inspect.formatannotation(parameter.annotation)
+        raise ValueError(f"{parameter.name} of the {title} is {value!r}. It must be of type {expected}.") from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names what the user may have meant.
+
+    Example:
+        >>> nearest("hgh", ["low", "high"])
+        "Did you mean 'high'? Known: low, high."
+    """
+    known = [str(k) for k in known]
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    return (f"Did you mean {close[0]!r}? " if close else "") + f"Known: {', '.join(known) or 'none'}."

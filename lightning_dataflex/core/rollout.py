@@ -1,0 +1,226 @@
+"""One reading of any rollout batch: the one place that knows field names."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_dataflex.core.containers import ORIGINAL, as_array, as_tensor, copy_with, is_batch, stores, write
+from lightning_dataflex.core.ids import stable_ids
+from lightning_dataflex.functional import scoring
+
+ALIASES = {"rm_scores": "token_level_scores"}
+"""The second name under which verl's batches carry a field."""
+
+
+class RolloutBatch:
+    """A rollout batch of any type, read by the field names of this project.
+
+    Reads a dict or any other mapping (Hugging Face's `BatchEncoding` and `ModelOutput` included), a `TensorDict`,
+    a dataclass, a NamedTuple, any object with attributes, and an object with `.batch` and `.non_tensor_batch`
+    as verl's `DataProto`. Writing puts the value into the very object that was given.
+
+    Args:
+        source: The batch.
+        fields: The batch's own names, `{"rm_scores": "rewards"}` where `rm_scores` is called `rewards` there.
+
+    Example:
+        >>> batch = RolloutBatch({"rewards": torch.tensor([1.0, 0.0])}, fields={"rm_scores": "rewards"})
+        >>> batch["rm_scores"], batch.batch["rm_scores"], batch.non_tensor_batch["rm_scores"]
+        (tensor([1., 0.]), tensor([1., 0.]), array([1., 0.], dtype=float32))
+        >>> batch["uid"] = ["a", "a"]
+        >>> batch.source["uid"]
+        ['a', 'a']
+    """
+
+    def __init__(self, source: Any, fields: Mapping[str, str] | None = None) -> None:
+        if not is_batch(source):
+            raise TypeError(
+                f"A rollout batch cannot be a {type(source).__name__}. "
+                "Give a dict, a TensorDict, a dataclass or a NamedTuple."
+            )
+        self.source = source
+        self.fields = dict(fields or {})
+
+    @classmethod
+    def of(cls, batch: Any, fields: Mapping[str, str] | None = None) -> RolloutBatch:
+        """The batch itself if it is a `RolloutBatch`, else one that reads it."""
+        return batch if isinstance(batch, RolloutBatch) else RolloutBatch(batch, fields)
+
+    # -- by name ---------------------------------------------------------------------------------------------------
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._found(name) is not None
+
+    def __getitem__(self, name: str) -> Any:
+        found = self._found(name)
+        if found is None:
+            raise KeyError(self.missing(name))
+        store, key = found
+        return store[key]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        write(self.source, self.fields.get(name, name), value)
+
+    def keys(self) -> list[str]:
+        """Field names as the batch has them."""
+        return [key for store in stores(self.source) for key in store]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(str, self.keys()))})"
+
+    @property
+    def batch(self) -> FieldView:
+        """The fields as tensors, where they can be: `.batch["advantages"]`."""
+        return FieldView(self, lambda name: as_tensor(self[name]))
+
+    @property
+    def non_tensor_batch(self) -> FieldView:
+        """The fields as NumPy arrays: `.non_tensor_batch["uid"]`."""
+        return FieldView(self, lambda name: as_array(self[name]))
+
+    def _found(self, name: str) -> tuple[Any, str] | None:
+        held = stores(self.source)
+        for key in (self.fields.get(name, name), name, ALIASES.get(name)):
+            for store in held:
+                if key is not None and key in store:
+                    return store, key
+        return None
+
+    def missing(self, name: str) -> str:
+        """What to tell the user when a field is missing."""
+        has = [str(key) for key in self.keys() if not str(key).startswith(ORIGINAL)]
+        near = (difflib.get_close_matches(name, has, 1) or ["..."])[0]
+        return (
+            f"The rollout batch has no field {name!r}. It has: {', '.join(has) or 'no fields'}. "
+            f'If it carries it under another name, map it: fields={{"{name}": "{near}"}}.'
+        )
+
+    def require(self, names: Iterable[str]) -> None:
+        """Raise a ValueError for the first field that the batch lacks."""
+        for name in names:
+            if name not in self:
+                raise ValueError(self.missing(name))
+
+    def replaced(self, values: Mapping[str, Any]) -> Any:
+        """A shallow copy of the source with these fields; the source itself stays as it is."""
+        return copy_with(self.source, {self.fields.get(name, name): value for name, value in values.items()})
+
+    # -- by meaning ------------------------------------------------------------------------------------------------
+
+    def original(self, name: str) -> Any:
+        """The field as it was before any decision on this batch, None where there is none."""
+        return self.get(ORIGINAL + name, self.get(name))
+
+    @functools.cached_property
+    def response_mask(self) -> Tensor | None:
+        """(N, L) bool, the valid tokens, before any decision blanked rows of it; None where the batch has none."""
+        mask = self.original("response_mask")
+        if mask is None:
+            return None
+        mask = torch.as_tensor(mask)
+        if mask.dim() != 2:
+            raise ValueError(f"response_mask has shape {tuple(mask.shape)}. It must be (samples, response tokens).")
+        return mask != 0
+
+    @functools.cached_property
+    def num_samples(self) -> int:
+        """N."""
+        if self.response_mask is not None:
+            return len(self.response_mask)
+        for name in ("num_tokens", "uid", "rm_scores", "advantages", "old_log_probs", *self.keys()):
+            if isinstance(self.get(name), (Tensor, np.ndarray, list)):
+                return len(self[name])
+        return 0
+
+    @functools.cached_property
+    def num_tokens(self) -> Tensor:
+        """(N,) int64 valid tokens of each sample; 1 each where the batch says nothing of tokens."""
+        if self.response_mask is not None:
+            return self.response_mask.sum(-1)
+        if "num_tokens" in self:
+            return self.tensor("num_tokens")
+        return torch.ones(self.num_samples, dtype=torch.int64)
+
+    @functools.cached_property
+    def outcomes(self) -> Tensor:
+        """(N,) reward of each sample, NaN where it cannot be scored."""
+        return scoring.outcome(self.tensor("rm_scores"), self.response_mask)
+
+    @functools.cached_property
+    def group_ids(self) -> Tensor:
+        """(N,) int64, equal for samples of one group; see `stable_ids`."""
+        uid = self.original("uid")
+        if uid is None:
+            raise ValueError(self.missing("uid"))
+        self._check_rows("uid", uid)
+        return stable_ids(uid).to(self.num_tokens.device)
+
+    def tensor(self, name: str) -> Tensor:
+        """A numeric field as a tensor, (N,) or (N, L), before any decision replaced it; without gradient."""
+        value = self.original(name)
+        if value is None:
+            raise ValueError(self.missing(name))
+        try:
+            value = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{name} is not numeric: {error}. Give a tensor, an array or a list of numbers."
+            ) from error
+        self._check_rows(name, value)
+        mask = self.response_mask
+        if value.dim() not in (1, 2) or (mask is not None and value.dim() == 2 and value.shape != mask.shape):
+            tokens = "response tokens" if mask is None else mask.shape[1]
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}. It must be (samples,) or (samples, response tokens), "
+                f"here ({self.num_samples},) or ({self.num_samples}, {tokens})."
+            )
+        return value
+
+    def _check_rows(self, name: str, value: Any) -> None:
+        rows = len(value) if np.ndim(value) or isinstance(value, Sequence) else None
+        if rows != self.num_samples:
+            shown = "one value" if rows is None else f"{rows} rows"
+            raise ValueError(
+                f"{name} has {shown} but the rollout batch has {self.num_samples} samples. Give one row per sample."
+            )
+
+
+class FieldView(Mapping[str, Any]):
+    """The fields of a batch, each read through a function of its name."""
+
+    def __init__(self, batch: RolloutBatch, read: Callable[[str], Any]) -> None:
+        self._batch, self._read = batch, read
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._batch[name] = value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._batch
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._batch.keys())
+
+    def __len__(self) -> int:
+        return len(self._batch.keys())

@@ -1,0 +1,104 @@
+"""Scorer: what turns a signal of the training step into scores."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.data import dim_zero_cat
+
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.tidy import TidyBatch, scorable, spread
+from lightning_dataflex.core.warn import warn_once
+
+Timing = Literal["pre_rollout", "post_reward", "post_advantage", "in_loss"]
+Granularity = Literal["domain", "prompt", "response", "token"]
+
+
+class Scorer(Metric):
+    """A signal's score of every sample or token.
+
+    Subclasses write `score` and the class attributes; `score` may be plain single-process code, because what
+    it reads holds no padding and no sample that cannot be scored (see `TidyBatch`). As a torchmetrics Metric,
+    `update` collects the scores of batches and `compute` returns them, gathered over ranks.
+
+    Example:
+        >>> class Length(Scorer):
+        ...     requires = ["response_mask"]
+        ...     granularity = "response"
+        ...     def score(self, batch, step_id=0, **ctx):
+        ...         return batch["response_mask"].sum(-1).float()
+        >>> Length().score({"response_mask": torch.tensor([[1, 1], [1, 0], [0, 0]])}, step_id=0)
+        tensor([2., 1., nan])
+    """
+
+    full_state_update = False
+
+    requires: ClassVar[Sequence[str]] = ()
+    """Batch fields that `score` reads."""
+    timing: ClassVar[str] = "post_reward"
+    """When in a step the signal exists: pre_rollout, post_reward, post_advantage or in_loss."""
+    granularity: ClassVar[str] = "prompt"
+    """What one score belongs to: a domain, a prompt, a response or a token."""
+    needs_groups: ClassVar[bool] = False
+    """Whether the score compares the samples of one prompt."""
+    paper: ClassVar[str] = ""
+    """Where the signal was published."""
+
+    scores: list[Tensor]
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_state("scores", default=[], dist_reduce_fx="cat")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, allowed in (("timing", get_args(Timing)), ("granularity", get_args(Granularity))):
+            if getattr(cls, name) not in allowed:
+                raise ValueError(f"{cls.__name__}.{name} is {getattr(cls, name)!r}. Use one of {', '.join(allowed)}.")
+        if "score" in vars(cls):
+            cls.score = _on_scorable_rows(cls.score)  # type: ignore[method-assign]
+
+    @abstractmethod
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        """Scores of a rollout batch: (N,), or (N, L) for token scores; NaN where there is nothing to score."""
+
+    def update(self, batch: Any, step_id: int = 0) -> None:
+        """Collect the scores of a batch."""
+        self.scores.append(self.score(batch, step_id).flatten())
+
+    def compute(self) -> Tensor:
+        """The collected scores, of all ranks, one after the other."""
+        return dim_zero_cat(self.scores) if self.scores else torch.empty(0, device=self.device)
+
+
+def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:
+    @functools.wraps(score)
+    def on_scorable_rows(self: Scorer, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        batch = RolloutBatch.of(batch)
+        rows = scorable(batch, self.requires)
+        tidy = TidyBatch(batch, rows)
+        if self.needs_groups and "uid" in batch and _all_alone(tidy):
+            warn_once(
+                self,
+                f"{type(self).__name__} compares the samples of a group, but each of the {tidy.num_samples} samples "
+                "is alone in its group. Give the samples of one prompt the same uid.",
+            )
+        scores = torch.as_tensor(score(self, tidy, step_id, **ctx)).detach()
+        if len(scores) != tidy.num_samples:
+            raise ValueError(
+                f"{type(self).__name__}.score returned {len(scores)} scores for {tidy.num_samples} samples. "
+                "Return one per row of the batch it was given."
+            )
+        return spread(scores if scores.dtype == torch.float64 else scores.float(), rows, torch.nan)
+
+    return on_scorable_rows
+
+
+def _all_alone(batch: RolloutBatch) -> bool:
+    return batch.num_samples > 1 and len(batch.group_ids.unique()) == batch.num_samples

@@ -1,0 +1,67 @@
+"""What a decision did, in numbers of the global batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.functional.groups import group_index
+from lightning_dataflex.functional.scoring import no_signal
+
+
+def summary(batch: RolloutBatch, scores: Tensor, keep: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """The metrics of a decision, each a finite scalar tensor; the same keys for the same fields of the batch.
+
+    Args:
+        batch: The global batch.
+        scores: (N,) or (N, L).
+        keep: (N,) bool, or (N, L).
+        weights: (N, L), 0 outside the mask.
+
+    Returns:
+        - `kept_frac`: kept samples among those with a valid token (kept tokens, for a rule on tokens).
+        - `weight_mean`, `weight_std`: over valid tokens.
+        - `ess`: effective sample size, (sum w)^2 / sum w^2 over the samples' mean weights; at most N.
+        - `n_nan`: samples with a valid token and no score.
+        - `frac_zero_std`: groups whose rewards are all equal, among all groups (with `rm_scores` and `uid`).
+        - `reward_all`, `reward_kept`: mean reward of the samples that have one, and of the kept ones; 0 where
+          there is none (with `rm_scores`).
+    """
+    tokens = batch.num_tokens.to(weights.device).double()
+    valid = tokens > 0
+    mask = batch.response_mask if batch.response_mask is not None else weights.new_ones(weights.shape).bool()
+    mask = mask.to(weights.device)
+    exact = weights.double()
+    num_tokens = tokens.sum()
+    mean = _ratio(exact.sum(), num_tokens)
+    per_sample = exact.sum(-1) / tokens.clamp(min=1)
+    counted, kept = (mask, keep & mask) if keep.dim() == 2 else (valid, keep & valid)
+    missing = scores.isnan() if scores.dim() == 1 else scores.isnan().any(-1)
+    metrics = {
+        "kept_frac": _ratio(kept.sum(), counted.sum()),
+        "weight_mean": mean,
+        "weight_std": _ratio(torch.where(mask, (exact - mean).square(), 0.0).sum(), num_tokens).sqrt(),
+        "ess": _ratio(per_sample.sum().square(), per_sample.square().sum()),
+        "n_nan": (missing & valid).sum(),
+    }
+    if "rm_scores" in batch:
+        outcomes = batch.outcomes.to(weights.device).double()
+        scored = valid & ~outcomes.isnan()
+        kept_rows = scored & (keep if keep.dim() == 1 else keep.any(-1))
+        if "uid" in batch:
+            metrics["frac_zero_std"] = _share_without_signal(batch, outcomes, valid)
+        metrics["reward_all"] = _ratio(torch.where(scored, outcomes, 0.0).sum(), scored.sum())
+        metrics["reward_kept"] = _ratio(torch.where(kept_rows, outcomes, 0.0).sum(), kept_rows.sum())
+    return {name: value.float() for name, value in metrics.items()}
+
+
+def _share_without_signal(batch: RolloutBatch, outcomes: Tensor, valid: Tensor) -> Tensor:
+    if not valid.any():
+        return torch.zeros((), dtype=torch.float64, device=valid.device)
+    group, num_groups = group_index(batch.group_ids.to(valid.device)[valid])
+    return no_signal(outcomes[valid], group, num_groups).double().mean()
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    return torch.where(whole > 0, part.double() / whole.double().clamp(min=1e-300), 0.0)

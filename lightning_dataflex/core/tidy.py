@@ -1,0 +1,114 @@
+"""A batch as the author of a rule sees it: without padding and without samples that cannot be scored.
+
+A rule in plain code, a mean over a group or a top-k, is then right as it stands; what it returns is spread
+over the rows of the whole batch again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_dataflex.core.containers import as_tensor
+from lightning_dataflex.core.rollout import FieldView, RolloutBatch
+
+
+class TidyBatch(RolloutBatch):
+    """The rows of a batch that count, with 0 in padding tokens whatever stood there.
+
+    Through `.batch`, fields have verl's layout of one value per token: a reward per sample stands at its last
+    valid token, an advantage per sample at each of them.
+
+    Args:
+        batch: The batch as it came.
+        rows: (N,) bool, the samples that count.
+
+    Example:
+        >>> mask = torch.tensor([[1, 1], [0, 0]])
+        >>> whole = RolloutBatch({"rm_scores": torch.tensor([1.0, 5.0]), "response_mask": mask})
+        >>> tidy = TidyBatch(whole, torch.tensor([True, False]))
+        >>> tidy["rm_scores"], tidy.batch["rm_scores"]
+        (tensor([1.]), tensor([[0., 1.]]))
+    """
+
+    def __init__(self, batch: RolloutBatch, rows: Tensor) -> None:
+        super().__init__(batch.source, batch.fields)
+        self._whole, self._rows, self._all = batch, rows, bool(rows.all())
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._whole:
+            raise KeyError(self.missing(name))
+        value, mask = self._whole.original(name), self._whole.response_mask
+        if isinstance(value, Tensor) and mask is not None and value.shape == mask.shape and name != "response_mask":
+            value = torch.where(mask, value, torch.zeros((), dtype=value.dtype, device=value.device))
+        return self._taken(value)
+
+    def original(self, name: str) -> Any:
+        return self.get(name)
+
+    @property
+    def batch(self) -> FieldView:
+        return FieldView(self, self._per_token)
+
+    @functools.cached_property
+    def num_samples(self) -> int:
+        return int(self._rows.sum())
+
+    @functools.cached_property
+    def num_tokens(self) -> Tensor:
+        return self._taken(self._whole.num_tokens)
+
+    @functools.cached_property
+    def outcomes(self) -> Tensor:
+        return self._taken(self._whole.outcomes)
+
+    @functools.cached_property
+    def group_ids(self) -> Tensor:
+        return self._taken(self._whole.group_ids)
+
+    def _taken(self, value: Any) -> Any:
+        if self._all or not isinstance(value, (Tensor, np.ndarray, list, tuple)) or len(value) != len(self._rows):
+            return value
+        if isinstance(value, Tensor):
+            return value[self._rows.to(value.device)]
+        index = self._rows.nonzero().flatten().tolist()
+        return value[index] if isinstance(value, np.ndarray) else [value[i] for i in index]
+
+    def _per_token(self, name: str) -> Any:
+        value, mask = as_tensor(self[name]), self.response_mask
+        if name not in ("rm_scores", "advantages") or mask is None or not isinstance(value, Tensor) or value.dim() != 1:
+            return value
+        if name == "rm_scores":
+            mask = mask & (mask.cumsum(-1) == mask.sum(-1, keepdim=True))
+        return torch.where(mask, value[:, None], torch.zeros((), dtype=value.dtype, device=value.device))
+
+
+def scorable(batch: RolloutBatch, names: Iterable[str]) -> Tensor:
+    """(N,) bool: the samples that have a valid token and no NaN among the valid values of these fields."""
+    rows = batch.num_tokens > 0
+    for name in names:
+        if name == "rm_scores" and name in batch:
+            rows = rows & ~batch.outcomes.isnan().to(rows.device)
+        elif name != "uid" and isinstance(batch.original(name), Tensor) and batch.original(name).is_floating_point():
+            rows = rows & ~_any_nan(batch.tensor(name), batch.response_mask).to(rows.device)
+    return rows
+
+
+def spread(values: Tensor, rows: Tensor, fill: float) -> Tensor:
+    """Values of the rows that count at their places in the whole batch, `fill` elsewhere."""
+    if bool(rows.all()):
+        return values
+    whole = torch.full((len(rows), *values.shape[1:]), fill, dtype=values.dtype, device=values.device)
+    whole[rows.to(values.device)] = values
+    return whole
+
+
+def _any_nan(value: Tensor, mask: Tensor | None) -> Tensor:
+    if value.dim() == 1:
+        return value.isnan()
+    return (value.isnan() if mask is None else value.isnan() & mask).any(-1)

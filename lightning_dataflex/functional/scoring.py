@@ -1,0 +1,117 @@
+"""What a signal says of each sample or token. NaN marks what cannot be scored."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_dataflex.functional.groups import TOLERANCE, group_mean, group_spread
+
+TokenReduction = Literal["mean", "sum", "max"]
+
+
+def outcome(rewards: Tensor, response_mask: Tensor | None = None) -> Tensor:
+    """Reward of each sample: the sum of its valid tokens' rewards.
+
+    Args:
+        rewards: (N, L) token rewards, or (N,) rewards that are already per sample.
+        response_mask: (N, L); what stands elsewhere is not read.
+
+    Returns:
+        (N,) float. NaN for a sample without a valid token, and where a valid reward is NaN.
+
+    Example:
+        >>> outcome(torch.tensor([[0.0, 1.0, 9.0]]), torch.tensor([[1, 1, 0]]))
+        tensor([1.])
+    """
+    rewards = _float(rewards)
+    if response_mask is None:
+        return rewards if rewards.dim() == 1 else rewards.sum(-1)
+    valid = response_mask.bool()
+    total = rewards if rewards.dim() == 1 else torch.where(valid, rewards, 0.0).sum(-1)
+    return torch.where(valid.any(-1), total, torch.nan)
+
+
+def solve_rate(outcomes: Tensor, group: Tensor, num_groups: int, *, success_threshold: float = 0.5) -> Tensor:
+    """Share of each sample's group whose outcome is above the threshold.
+
+    Source: the accuracy of DAPO's dynamic sampling, Yu et al. 2025, arXiv:2503.14476, equation 11.
+
+    Args:
+        outcomes: (N,); a NaN outcome is no data: it counts in no rate and its own score is NaN.
+        group: (N,) dense group index.
+
+    Returns:
+        (N,) in [0, 1].
+
+    Example:
+        >>> solve_rate(torch.tensor([1.0, 0.0, torch.nan, 1.0]), torch.tensor([0, 0, 0, 1]), 2)
+        tensor([0.5000, 0.5000,    nan, 1.0000])
+    """
+    valid = torch.isfinite(outcomes)
+    solved = (outcomes.double() > success_threshold + TOLERANCE).double()
+    rate = group_mean(solved, group, num_groups, valid)[group]
+    return torch.where(valid, rate, torch.nan).to(outcomes.dtype)
+
+
+def no_signal(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
+    """Whether each group's outcomes are all equal, (num_groups,) bool; true of a group of one and of an empty one.
+
+    Example:
+        >>> no_signal(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1]), 2)
+        tensor([ True, False])
+    """
+    return group_spread(outcomes, group, num_groups, torch.isfinite(outcomes)) <= TOLERANCE
+
+
+def advantage_magnitude(
+    advantages: Tensor, response_mask: Tensor | None = None, *, reduction: TokenReduction = "mean"
+) -> Tensor:
+    """|A| of each sample, over its valid tokens.
+
+    Args:
+        advantages: (N, L), or (N,) for one per sample, which stands for each of its tokens.
+        response_mask: (N, L); what stands elsewhere is not read.
+        reduction: `mean`, `sum` or `max` over the valid tokens.
+
+    Returns:
+        (N,) float; NaN for a sample without a valid token, and where a valid advantage is NaN.
+
+    Example:
+        >>> advantage_magnitude(torch.tensor([[1.0, -3.0, 9.0]]), torch.tensor([[1, 1, 0]]))
+        tensor([2.])
+    """
+    check_reduction(reduction)
+    size = _float(advantages).abs()
+    if response_mask is None:
+        return size if size.dim() == 1 else getattr(torch, "amax" if reduction == "max" else reduction)(size, -1)
+    valid = response_mask.bool()
+    size = torch.where(valid, size[:, None] if size.dim() == 1 else size, 0.0)
+    length = valid.sum(-1)
+    reduced = size.amax(-1) if reduction == "max" else size.sum(-1)
+    if reduction == "mean":
+        reduced = reduced / length.clamp(min=1)
+    return torch.where(length > 0, reduced, torch.nan)
+
+
+def token_prob(log_probs: Tensor, response_mask: Tensor | None = None) -> Tensor:
+    """Probability of each token under the policy that generated it, exp(log_probs), (N, L); 0 outside the mask.
+
+    Example:
+        >>> token_prob(torch.tensor([[0.0, -torch.inf, torch.nan]]), torch.tensor([[1, 1, 0]]))
+        tensor([[1., 0., 0.]])
+    """
+    probs = _float(log_probs).exp()
+    return probs if response_mask is None else torch.where(response_mask.bool(), probs, 0.0)
+
+
+def check_reduction(reduction: str) -> None:
+    """Raise a ValueError for a name that is no `TokenReduction`."""
+    if reduction not in get_args(TokenReduction):
+        raise ValueError(f"agg is {reduction!r}. Use one of {', '.join(get_args(TokenReduction))}.")
+
+
+def _float(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -1,0 +1,150 @@
+"""Which samples stay. Every function returns `keep`, a boolean per sample (or token); a NaN score is never kept."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lightning_dataflex.functional.groups import TOLERANCE, group_rank
+
+
+def in_band(scores: Tensor, low: float, high: float, *, closed: bool = False) -> Tensor:
+    """Scores inside the band: low < s < high, or low <= s <= high when closed.
+
+    Comparisons carry a tolerance of 1e-6: a score that close to a threshold is on it.
+
+    Source: DAPO, Yu et al. 2025, arXiv:2503.14476 (the open band 0..1 on solve rates); online difficulty
+    filtering, Bae et al. 2025, arXiv:2504.03380.
+
+    Args:
+        scores: any shape.
+
+    Example:
+        >>> in_band(torch.tensor([0.0, 0.2, 0.5, torch.nan]), 0.2, 0.8)
+        tensor([False, False,  True, False])
+        >>> in_band(torch.tensor([0.0, 0.2, 0.5, torch.nan]), 0.2, 0.8, closed=True)
+        tensor([False,  True,  True, False])
+    """
+    scores = scores.double()
+    margin = -TOLERANCE if closed else TOLERANCE
+    return (scores > low + margin) & (scores < high - margin)
+
+
+def top_fraction(scores: Tensor, fraction: float, *, largest: bool = True, valid: Tensor | None = None) -> Tensor:
+    """The share of samples with the largest (or smallest) scores; of equal scores the earlier sample stays.
+
+    Args:
+        scores: (N,).
+        fraction: in (0, 1]; `share` says how many that is of the valid samples.
+        valid: (N,) bool, the samples that the fraction is a fraction of. Default: all.
+
+    Example:
+        >>> top_fraction(torch.tensor([0.1, torch.nan, 0.9, 0.3]), 0.5)
+        tensor([False, False,  True,  True])
+    """
+    valid = torch.ones_like(scores, dtype=torch.bool) if valid is None else valid
+    eligible = valid & ~scores.isnan()
+    num = share(valid.sum(), fraction)
+    # Only eligible scores are ranked: a worst value that stood in for the others would tie with an infinite score.
+    order = eligible.nonzero().flatten()
+    order = order[torch.argsort(scores[order], descending=largest, stable=True)]
+    keep = torch.zeros_like(eligible)
+    keep[order[: int(num)]] = True
+    return keep
+
+
+def share(count: Tensor, fraction: float) -> Tensor:
+    """`fraction` of `count` in whole samples, int64: rounded to nearest, halves up, at least 1 where there is any.
+
+    Example:
+        >>> share(torch.tensor([5, 4, 1, 0]), 0.5)
+        tensor([3, 2, 1, 0])
+    """
+    rounded = (count * fraction + 0.5 + TOLERANCE).floor().long()
+    return torch.minimum(rounded.clamp(min=1), count.long())
+
+
+def group_top_k(metric: Tensor, group: Tensor, k: int, *, valid: Tensor | None = None) -> Tensor:
+    """The k samples of each group with the largest metric; of equal ones the earlier stays.
+
+    Source: the selection of GFPO, Shrivastava et al. 2025, arXiv:2508.09726, algorithm 1.
+
+    Args:
+        metric: (N,).
+        group: (N,) dense group index.
+        valid: (N,) bool, the samples that may be kept. Default: all. NaN metrics may not.
+
+    Example:
+        >>> group_top_k(torch.tensor([-2.0, -8.0, -3.0, -1.0]), torch.tensor([0, 0, 0, 1]), 2)
+        tensor([ True, False,  True,  True])
+    """
+    eligible = ~metric.isnan() if valid is None else valid & ~metric.isnan()
+    keep = torch.zeros_like(eligible)
+    keep[eligible] = group_rank(metric[eligible], group[eligible], descending=True) < k
+    return keep
+
+
+def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid: Tensor | None = None) -> Tensor:
+    """The subset of each group whose rewards vary most.
+
+    The best subset of n is the i lowest and the n - i highest rewards for some i, so that trying every i
+    finds it. Here all groups and all i are tried at once, from prefix sums.
+
+    Source: PODS, Xu et al. 2025, arXiv:2504.13818, theorem 3.1.
+
+    Args:
+        rewards: (N,).
+        group: (N,) dense group index.
+        keep_fraction: in (0, 1]; `share` says how many that is of each group's valid samples.
+        valid: (N,) bool, the samples that may be kept. Default: all. NaN rewards may not.
+
+    Example:
+        >>> max_variance(torch.tensor([0.0, 0.0, 0.0, 1.0, 1.1, 1.2, 5.0]), torch.zeros(7).long(), 3 / 7)
+        tensor([ True,  True, False, False, False, False,  True])
+    """
+    eligible = ~rewards.isnan() if valid is None else valid & ~rewards.isnan()
+    index = eligible.nonzero().flatten()
+    keep = torch.zeros_like(eligible)
+    if not len(index):
+        return keep
+    values, group = rewards[index].double(), torch.unique(group[index], return_inverse=True)[1]
+    rank = group_rank(values, group)
+    size = torch.bincount(group)
+    num_kept = share(size, keep_fraction)
+    num_low = _num_low(values, group, rank, size, num_kept)
+    at_the_ends = (rank < num_low[group]) | (rank >= (size - num_kept + num_low)[group])
+    keep[index[_earliest_of_equals(values, group, at_the_ends)]] = True
+    return keep
+
+
+def _num_low(values: Tensor, group: Tensor, rank: Tensor, size: Tensor, num_kept: Tensor) -> Tensor:
+    """How many of each group's kept samples come from its low end; of equal variances the most."""
+    end = size.cumsum(0)
+    start = end - size
+    order = torch.empty_like(rank).scatter_(0, start[group] + rank, torch.arange(len(rank), device=rank.device))
+    # Centred on the group's median, which keeps the difference of large squares small.
+    centred = values[order] - values[order][start + size // 2][group[order]]
+    sums = torch.nn.functional.pad(centred.cumsum(0), (1, 0))
+    squares = torch.nn.functional.pad(centred.square().cumsum(0), (1, 0))
+
+    candidates = num_kept + 1
+    owner = torch.repeat_interleave(torch.arange(len(size), device=size.device), candidates)
+    low = torch.arange(len(owner), device=size.device) - (candidates.cumsum(0) - candidates)[owner]
+    n = num_kept[owner]
+
+    def ends(prefix: Tensor) -> Tensor:
+        return prefix[(start[owner] + low)] - prefix[start[owner]] + prefix[end[owner]] - prefix[end[owner] - (n - low)]
+
+    variance = ends(squares) / n - (ends(sums) / n).square()
+    best = variance.new_full((len(size),), -math.inf).scatter_reduce_(0, owner, variance, "amax")
+    tied = variance >= best[owner] * (1 - 1e-9)
+    return torch.zeros_like(size).scatter_reduce_(0, owner, torch.where(tied, low, 0), "amax")
+
+
+def _earliest_of_equals(values: Tensor, group: Tensor, keep: Tensor) -> Tensor:
+    """The same rewards kept, but among equal ones of a group the earliest samples."""
+    run = torch.unique(torch.stack([group.double(), values]), dim=1, return_inverse=True)[1]
+    num_kept = torch.zeros(int(run.max()) + 1, dtype=torch.int64, device=run.device).index_add_(0, run, keep.long())
+    return group_rank(torch.zeros_like(values), run) < num_kept[run]

@@ -1,0 +1,118 @@
+"""How much a sample or token counts. Every function returns weights >= 0; a NaN score has weight 0.
+
+The rules here give weights as their sources define them. `mean_one` then scales them, so that the step size
+stays that of the unweighted loss and only the emphasis moves.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mean_one(weights: Tensor, tokens: Tensor) -> Tensor:
+    """The weights scaled so that their mean over the valid tokens is 1.
+
+    Args:
+        weights: (N,) with the number of valid tokens of each sample in `tokens` (N,), or (N, L) with the
+            `response_mask` (N, L). NaN weights count as 0.
+        tokens: as said.
+
+    Returns:
+        The shape of `weights`; all zeros where there is no positive weight on a valid token.
+
+    Example:
+        >>> mean_one(torch.tensor([0.5, 1.5]), torch.tensor([9, 1]))
+        tensor([0.8333, 2.5000])
+        >>> mean_one(torch.tensor([2.0, 2.0, 4.0, 9.0]), torch.tensor([1, 1, 1, 0]))
+        tensor([0.7500, 0.7500, 1.5000, 0.0000])
+    """
+    weights = torch.where(weights.isnan() | (tokens == 0), 0.0, weights)
+    tokens = tokens.double()
+    total = (weights.double() * tokens).sum()
+    factor = torch.where(total > 0, tokens.sum() / total, 0.0)
+    return (weights.double() * factor).to(weights.dtype)
+
+
+def softmax(scores: Tensor, temperature: float = 1.0) -> Tensor:
+    """exp(s / T), scaled to sum to 1 over the samples with a score.
+
+    Args:
+        scores: (N,).
+        temperature: > 0; small values favour the highest score.
+
+    Example:
+        >>> softmax(torch.tensor([0.0, torch.nan, 1.0]))
+        tensor([0.2689, 0.0000, 0.7311])
+    """
+    scored = ~scores.isnan()
+    weights = torch.softmax(torch.where(scored, scores / temperature, -torch.inf), 0)
+    # An infinite score takes everything, shared among its equals: the limit of softmax, which alone would give NaN.
+    infinite = scores == torch.inf
+    weights = torch.where(infinite.any(), infinite / infinite.sum().clamp(min=1), weights)
+    return torch.where(scored & ~weights.isnan(), weights, 0.0)
+
+
+def quantile_band(scores: Tensor, low_q: float, high_q: float, focus_weight: float) -> Tensor:
+    """`focus_weight` for scores between two quantiles (ends included), 1 for the others.
+
+    Args:
+        scores: (N,); the quantiles are those of the samples with a score.
+
+    Example:
+        >>> quantile_band(torch.tensor([0.0, 0.5, 0.5, 1.0, torch.nan]), 0.25, 0.75, 2.0)
+        tensor([1., 2., 2., 1., 0.])
+    """
+    scored = ~scores.isnan()
+    if not scored.any():
+        return torch.zeros_like(scores)
+    low, high = quantile(scores[scored], low_q), quantile(scores[scored], high_q)
+    weights = torch.where((scores >= low) & (scores <= high), focus_weight, 1.0)
+    return torch.where(scored, weights, 0.0).to(scores.dtype)
+
+
+def quantile(values: Tensor, q: float) -> Tensor:
+    """Linear-interpolation quantile, for more values than the 2^24 that `torch.quantile` takes.
+
+    Example:
+        >>> quantile(torch.tensor([0.0, 1.0, 4.0]), 0.75)
+        tensor(2.5000)
+    """
+    ordered = values.sort().values
+    place = q * (len(ordered) - 1)
+    below = int(place)
+    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    # Equal neighbours are returned as they are: an infinite one would interpolate to NaN.
+    return torch.where(low == high, low, torch.lerp(low, high, place - below))
+
+
+def probability_mix(probs: Tensor, alpha: float) -> Tensor:
+    """alpha * p + 1 - alpha: damps the tokens that the policy itself found improbable.
+
+    Source: advantage reweighting, Yang et al. 2025, arXiv:2505.12929, equation 7.
+
+    Args:
+        probs: any shape, in [0, 1], from the policy that generated.
+        alpha: in [0, 1]; 0 leaves every weight at 1.
+
+    Example:
+        >>> probability_mix(torch.tensor([0.1, 0.9, 1.0]), 0.3)
+        tensor([0.7300, 0.9700, 1.0000])
+    """
+    return torch.where(probs.isnan(), 0.0, alpha * probs + 1 - alpha)
+
+
+def power(scores: Tensor, alpha: float) -> Tensor:
+    """s^alpha; with |advantage| as the score, samples with more to learn from count for more.
+
+    Named `per_advantage` by the ancestor. It is not prioritised experience replay (Schaul et al. 2016,
+    arXiv:1511.05952): that samples in proportion to |A|^alpha and then weights down what it drew too often.
+
+    Args:
+        scores: any shape, >= 0.
+
+    Example:
+        >>> power(torch.tensor([4.0, 0.0, torch.nan]), 0.5)
+        tensor([2., 0., 0.])
+    """
+    return torch.where(scores.isnan(), 0.0, scores.clamp(min=0).pow(alpha))

@@ -1,0 +1,117 @@
+"""The reweighters: one small class per rule, a thin shell over `functional.weighting`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lightning_dataflex.core.actuator import Reweighter
+from lightning_dataflex.core.checks import in_range
+from lightning_dataflex.core.registry import register_reweighter
+from lightning_dataflex.functional import weighting
+
+Normalize = Literal["tokens", "none"]
+
+
+@register_reweighter("softmax")
+class Softmax(Reweighter):
+    """Weights in proportion to exp(s / temperature).
+
+    Args:
+        temperature: > 0; the smaller, the more the highest scores count.
+
+    Example:
+        >>> import torch
+        >>> Softmax().act(torch.tensor([0.0, torch.nan, 1.0]), {})
+        tensor([0.5379, 0.0000, 1.4621])
+    """
+
+    granularities = ("prompt", "response")
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        in_range("temperature", temperature, 0, math.inf, open_low=True)
+        self.temperature = temperature
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        return weighting.softmax(scores, self.temperature)
+
+
+@register_reweighter("difficulty_band")
+class DifficultyBand(Reweighter):
+    """Weights the samples between two quantiles of the scores `focus_weight` times as much as the others.
+
+    On rewards of 0 and 1 the quantiles fall on the rewards themselves, so that the band holds all samples or
+    one of the two outcomes: use a graded score.
+
+    Args:
+        low_q: Lower quantile, in [0, 1].
+        high_q: Upper quantile, in [low_q, 1].
+        focus_weight: >= 0.
+
+    Example:
+        >>> import torch
+        >>> DifficultyBand().act(torch.tensor([0.0, 0.5, 0.5, 1.0]), {})
+        tensor([0.6667, 1.3333, 1.3333, 0.6667])
+    """
+
+    granularities = ("prompt", "response")
+
+    def __init__(self, low_q: float = 0.25, high_q: float = 0.75, focus_weight: float = 2.0) -> None:
+        in_range("low_q", low_q, 0, 1)
+        in_range("high_q", high_q, low_q, 1)
+        in_range("focus_weight", focus_weight, 0, math.inf)
+        self.low_q, self.high_q, self.focus_weight = low_q, high_q, focus_weight
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        return weighting.quantile_band(scores, self.low_q, self.high_q, self.focus_weight)
+
+
+@register_reweighter("advantage_reweight")
+class AdvantageReweight(Reweighter):
+    """Weights tokens by alpha * p + 1 - alpha, which damps those that the policy found improbable.
+
+    Args:
+        alpha: In [0, 1]; 0 changes nothing.
+        normalize: `tokens` scales to a mean of 1, as the ancestor does; `none` is the paper's rule.
+
+    Example:
+        >>> import torch
+        >>> AdvantageReweight(alpha=0.3, normalize="none").act(torch.tensor([[0.1, 0.9, 1.0]]), {})
+        tensor([[0.7300, 0.9700, 1.0000]])
+    """
+
+    paper = "Advantage reweighting, arXiv:2505.12929"
+
+    def __init__(self, alpha: float = 0.5, normalize: Normalize = "tokens") -> None:
+        in_range("alpha", alpha, 0, 1)
+        if normalize not in ("tokens", "none"):
+            raise ValueError(f"normalize is {normalize!r}. Use tokens or none.")
+        self.alpha, self.normalize = alpha, normalize
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        return weighting.probability_mix(scores, self.alpha)
+
+
+@register_reweighter("per_advantage")
+class PerAdvantage(Reweighter):
+    """Weights in proportion to s^alpha, |advantage|^alpha with `advantage_magnitude`.
+
+    This is the ancestor's name. The rule is not prioritised experience replay; see `functional.weighting.power`.
+
+    Args:
+        alpha: >= 0; 0 weighs all alike.
+
+    Example:
+        >>> import torch
+        >>> PerAdvantage(alpha=0.5).act(torch.tensor([4.0, 1.0]), {})
+        tensor([1.3333, 0.6667])
+    """
+
+    def __init__(self, alpha: float = 0.5) -> None:
+        in_range("alpha", alpha, 0, math.inf)
+        self.alpha = alpha
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        return weighting.power(scores, self.alpha)

@@ -1,0 +1,108 @@
+"""The scorers: one small class per signal, a thin shell over `functional.scoring`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lightning_dataflex.core.registry import register_scorer
+from lightning_dataflex.core.scorer import Scorer
+from lightning_dataflex.functional import scoring
+from lightning_dataflex.functional.groups import group_index
+
+
+@register_scorer("reward_difficulty")
+class RewardDifficulty(Scorer):
+    """Outcome reward of each response: a high one was easy, a low one hard.
+
+    A band on it is not dynamic sampling as in DAPO: a group of equal rewards inside the band stays.
+
+    Example:
+        >>> import torch
+        >>> RewardDifficulty().score({"rm_scores": torch.tensor([1.0, 0.0])}, step_id=0)
+        tensor([1., 0.])
+    """
+
+    requires = ("rm_scores", "response_mask")
+    timing = "post_reward"
+    granularity = "response"
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        return batch.outcomes
+
+
+@register_scorer("advantage_magnitude")
+class AdvantageMagnitude(Scorer):
+    """|advantage| of each response: how much there is to learn from it.
+
+    Args:
+        agg: `mean`, `sum` or `max` over the valid tokens.
+
+    Example:
+        >>> import torch
+        >>> AdvantageMagnitude().score({"advantages": torch.tensor([-2.0, 0.5])}, step_id=0)
+        tensor([2.0000, 0.5000])
+    """
+
+    requires = ("advantages", "response_mask")
+    timing = "post_advantage"
+    granularity = "response"
+
+    def __init__(self, agg: scoring.TokenReduction = "mean", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        scoring.check_reduction(agg)
+        self.agg = agg
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        return scoring.advantage_magnitude(batch.tensor("advantages"), batch.response_mask, reduction=self.agg)
+
+
+@register_scorer("group_solve_rate")
+class GroupSolveRate(Scorer):
+    """Share of a prompt's responses that are solved, as the score of each of them.
+
+    A response whose reward is NaN counts in no rate. A group of one has its own outcome as its rate.
+
+    Args:
+        success_threshold: A response is solved when its outcome reward is above this.
+
+    Example:
+        >>> import torch
+        >>> batch = {"rm_scores": torch.tensor([1.0, 0.0, torch.nan, 1.0]), "uid": ["a", "a", "a", "b"]}
+        >>> GroupSolveRate().score(batch, step_id=0)
+        tensor([0.5000, 0.5000,    nan, 1.0000])
+    """
+
+    requires = ("rm_scores", "response_mask", "uid")
+    timing = "post_reward"
+    granularity = "prompt"
+    needs_groups = True
+    paper = "DAPO, arXiv:2503.14476"
+
+    def __init__(self, success_threshold: float = 0.5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.success_threshold = success_threshold
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        group, num_groups = group_index(batch.group_ids)
+        return scoring.solve_rate(batch.outcomes, group, num_groups, success_threshold=self.success_threshold)
+
+
+@register_scorer("token_prob")
+class TokenProb(Scorer):
+    """Probability of each token under the policy that generated it.
+
+    Example:
+        >>> import torch
+        >>> TokenProb().score({"old_log_probs": torch.tensor([[0.0, -1.0]]), "response_mask": torch.tensor([[1, 1]])})
+        tensor([[1.0000, 0.3679]])
+    """
+
+    requires = ("old_log_probs", "response_mask")
+    timing = "post_advantage"
+    granularity = "token"
+    paper = "Advantage reweighting, arXiv:2505.12929"
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        return scoring.token_prob(batch.tensor("old_log_probs"), batch.response_mask)

@@ -1,0 +1,171 @@
+"""The selectors: one small class per rule, a thin shell over `functional.selection`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lightning_dataflex.core.actuator import Selector
+from lightning_dataflex.core.checks import in_range
+from lightning_dataflex.core.registry import register_selector
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.functional import selection
+from lightning_dataflex.functional.advantages import grpo_advantages
+from lightning_dataflex.functional.groups import group_index
+
+Advantages = Literal["subset", "group"]
+
+
+@register_selector("threshold_band")
+class ThresholdBand(Selector):
+    """Keeps what scores inside a band, low < s < high.
+
+    With `group_solve_rate`, the band 0..1 is the filter of DAPO's dynamic sampling, and 0.2..0.8 that of online
+    difficulty filtering (arXiv:2504.03380).
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        closed: Keep what lies on an end too. A score within 1e-6 of an end lies on it.
+
+    Example:
+        >>> import torch
+        >>> ThresholdBand(low=0.2, high=0.8).act(torch.tensor([0.2, 0.5, 1.0]), {})
+        [1]
+    """
+
+    paper = "DAPO, arXiv:2503.14476"
+
+    def __init__(self, low: float = 0.0, high: float = 1.0, closed: bool = False) -> None:
+        if not low < high and not (closed and low == high):
+            raise ValueError(f"low is {low} and high is {high}: no score lies between. Give a low below high.")
+        self.low, self.high, self.closed = low, high, closed
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        return selection.in_band(scores, self.low, self.high, closed=self.closed)
+
+
+@register_selector("topk_fraction")
+class TopKFraction(Selector):
+    """Keeps the share of samples with the largest (or smallest) scores; of equal scores the earlier sample.
+
+    Args:
+        fraction: In (0, 1], of the samples with a valid token; rounded to nearest, halves up, at least one.
+        largest: False keeps the smallest.
+
+    Example:
+        >>> import torch
+        >>> TopKFraction(fraction=0.5).act(torch.tensor([0.1, 0.3, 0.9, 0.3]), {})
+        [1, 2]
+    """
+
+    granularities = ("prompt", "response")
+
+    def __init__(self, fraction: float = 0.5, largest: bool = True) -> None:
+        in_range("fraction", fraction, 0, 1, open_low=True)
+        self.fraction, self.largest = fraction, largest
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        return selection.top_fraction(scores, self.fraction, largest=self.largest)
+
+
+class _WithinGroups(Selector):
+    """Keeps some samples of each group, and trains them with advantages relative to each other.
+
+    Args:
+        advantages: `subset` normalises the rewards within the kept samples of a group, as the papers do;
+            `group` keeps the advantages of the batch.
+    """
+
+    requires = ("rm_scores", "uid")
+    needs_groups = True
+    granularities = ("prompt", "response")
+    correction: int
+    eps: float
+
+    def __init__(self, advantages: Advantages = "subset") -> None:
+        if advantages not in ("subset", "group"):
+            raise ValueError(f"advantages is {advantages!r}. Use subset or group.")
+        self.changes_advantages = advantages == "subset"
+
+    def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
+        if not self.changes_advantages:
+            return None
+        return grpo_advantages(batch.outcomes, batch.group_ids, valid=keep, correction=self.correction, eps=self.eps)
+
+
+@register_selector("gfpo")
+class GFPO(_WithinGroups):
+    """Keeps the k shortest, or most token-efficient, responses of each group.
+
+    Of equal metrics the earlier sample stays. `efficiency` is reward per token; with negative rewards it
+    prefers the longest failure.
+
+    Args:
+        k: Responses to keep of each group.
+        metric: `short` or `efficiency`.
+        advantages: `subset` or `group`. The paper's are relative to the kept subset, with its population
+            standard deviation.
+
+    Example:
+        >>> import torch
+        >>> lengths = torch.tensor([2, 8, 3])
+        >>> batch = {"rm_scores": torch.tensor([1.0, 1.0, 0.0]), "num_tokens": lengths, "uid": [7, 7, 7]}
+        >>> GFPO(k=2, metric="short").act(torch.zeros(3), batch)
+        [0, 2]
+    """
+
+    paper = "GFPO, arXiv:2508.09726"
+    correction, eps = 0, 1e-6
+
+    def __init__(
+        self, k: int = 8, metric: Literal["short", "efficiency"] = "short", advantages: Advantages = "subset"
+    ) -> None:
+        super().__init__(advantages)
+        if k < 1:
+            raise ValueError(f"k is {k}. Keep at least 1 response of each group.")
+        if metric not in ("short", "efficiency"):
+            raise ValueError(f"metric is {metric!r}. Use short or efficiency.")
+        self.k, self.metric = k, metric
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        group, _ = group_index(batch.group_ids)
+        largest = int(group.bincount().max()) if len(group) else 0
+        if self.k > largest > 0:
+            warn_once(
+                self, f"k is {self.k} but no group has more than {largest} samples: nothing is filtered. Lower k."
+            )
+        length = batch.num_tokens.double()
+        metric = -length if self.metric == "short" else batch.outcomes.double() / length
+        return selection.group_top_k(metric, group, self.k)
+
+
+@register_selector("max_variance")
+class MaxVariance(_WithinGroups):
+    """Keeps the part of each group whose rewards vary most.
+
+    Args:
+        keep_fraction: In (0, 1], of each group; rounded to nearest, halves up, at least one.
+        advantages: `subset` or `group`. The paper's are relative to the kept subset, with its sample standard
+            deviation plus 1e-4.
+
+    Example:
+        >>> import torch
+        >>> batch = {"rm_scores": torch.tensor([1.0, 0.0, 0.5, 0.0]), "uid": [7, 7, 7, 7]}
+        >>> MaxVariance(keep_fraction=0.5).act(torch.zeros(4), batch)
+        [0, 1]
+    """
+
+    paper = "PODS, arXiv:2504.13818"
+    correction, eps = 1, 1e-4
+
+    def __init__(self, keep_fraction: float = 0.5, advantages: Advantages = "subset") -> None:
+        super().__init__(advantages)
+        in_range("keep_fraction", keep_fraction, 0, 1, open_low=True)
+        self.keep_fraction = keep_fraction
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        group, _ = group_index(batch.group_ids)
+        return selection.max_variance(batch.outcomes, group, self.keep_fraction)
