@@ -125,11 +125,11 @@ class DataFlexCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what does not fit the module's estimator, before anything is computed."""
         if stage == "fit":
-            self._check_estimator(pl_module)
+            self.check(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, now that the module is configured and the strategy has wrapped it."""
-        self._check_estimator(pl_module)
+        self.check(pl_module)
         self._trainer = trainer
         kind = mount_of(pl_module, self.config.mount)
         self._mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
@@ -149,7 +149,8 @@ class DataFlexCallback(Callback):
         self._mount = self._trainer = None
         self._decisions = []
 
-    def _check_estimator(self, pl_module: LightningModule) -> None:
+    def check(self, pl_module: LightningModule) -> None:
+        """Raise a ValueError if the scorer or the actuator does not fit the module's advantage estimator."""
         estimator = self.config.adv_estimator or getattr(pl_module, "adv_estimator", None)
         if estimator is None:
             estimator = (getattr(pl_module, "hparams", None) or {}).get("adv_estimator")
@@ -184,8 +185,7 @@ class DataFlexCallback(Callback):
         """Log what was decided. The numbers are those of the global batch: there is nothing to reduce over ranks."""
         self._check_fired(pl_module)
         self.num_steps += 1
-        several = sum(isinstance(callback, DataFlexCallback) for callback in trainer.callbacks) > 1  # type: ignore[attr-defined]
-        prefix = f"dataflex/{self.name}/" if several else "dataflex/"
+        prefix = _log_prefix(self, trainer.callbacks)  # type: ignore[attr-defined]
         batch_size = sum(len(decision.keep) for decision in self._decisions)
         for key, value in _merged(self._decisions).items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
@@ -234,6 +234,15 @@ class DataFlexCallback(Callback):
                 f"The loss is {loss.item()} on a batch of which no sample is kept. "
                 "Divide by the number of valid tokens clamped to at least 1: mask.sum().clamp(min=1)."
             )
+
+
+def _log_prefix(callback: DataFlexCallback, callbacks: list[Any]) -> str:
+    """`dataflex/`, and a label only where several callbacks log: the mechanism, if that says which."""
+    several = [c for c in callbacks if isinstance(c, DataFlexCallback)]
+    if len(several) == 1:
+        return "dataflex/"
+    alike = [c for c in several if c.config.mechanism == callback.config.mechanism]
+    return f"dataflex/{callback.config.label or (callback.config.mechanism if len(alike) == 1 else callback.name)}/"
 
 
 def _merged(decisions: list[Decision]) -> dict[str, Tensor]:

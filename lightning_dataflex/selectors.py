@@ -52,7 +52,7 @@ class TopKFraction(Selector):
     """Keeps the share of samples with the largest (or smallest) scores; of equal scores the earlier sample.
 
     Args:
-        fraction: In (0, 1], of the samples with a valid token; rounded to nearest, halves up, at least one.
+        fraction: In (0, 1], of the samples with a score; rounded to nearest, halves up, at least one.
         largest: False keeps the smallest.
 
     Example:
@@ -139,7 +139,7 @@ class GFPO(_WithinGroups):
             )
         length = batch.num_tokens.double()
         metric = -length if self.metric == "short" else batch.outcomes.double() / length
-        return selection.group_top_k(metric, group, self.k)
+        return selection.group_top_k(metric, group, self.k, valid=~batch.outcomes.isnan())
 
 
 @register_selector("max_variance")

@@ -90,16 +90,7 @@ class DataFlexConfig:
     label: str | None = None
 
     def __post_init__(self) -> None:
-        for name, choices in (("mechanism", Mechanism), ("drop", Drop), ("on_empty", OnEmpty)):
-            value = getattr(self, name)
-            if value not in get_args(choices):
-                raise ValueError(f"{name} is {value!r}. {nearest(str(value), get_args(choices))}")
-        for name, least in (("warmup_step", 0), ("update_step", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}. It must be a whole number of at least {least}.")
-        if self.adv_estimator is not None:
-            check_estimator(self.adv_estimator)
+        _check_values(vars(self))
 
     @classmethod
     def of(cls, block: DataFlexConfig | Mapping[str, Any]) -> DataFlexConfig:
@@ -118,6 +109,7 @@ class DataFlexConfig:
         for name in block:
             if name not in known:
                 raise ValueError(f"The dataflex block has no key {name!r}. {nearest(str(name), known)}")
+        _check_values(block)
         for name in ("mechanism", "scorer", "actuator"):
             if name not in block:
                 raise ValueError(f"The dataflex block lacks {name!r}. Give mechanism, scorer and actuator.")
@@ -143,6 +135,23 @@ class DataFlexConfig:
             raise ValueError(
                 f"{registered_name(selector)} changes advantages, {too_late}. Use advantages: group, or another mount."
             )
+
+
+def _check_values(block: Mapping[str, Any]) -> None:
+    for name, choices in (("mechanism", Mechanism), ("drop", Drop), ("on_empty", OnEmpty)):
+        if name in block and block[name] not in get_args(choices):
+            raise ValueError(f"{name} is {block[name]!r}. {nearest(str(block[name]), get_args(choices))}")
+    for name, least in (("warmup_step", 0), ("update_step", 1)):
+        value = block.get(name, least)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} is {value!r}. It must be a whole number of at least {least}.")
+    if not isinstance(block.get("enforce", True), bool):
+        raise ValueError(f"enforce is {block['enforce']!r}. It must be true or false.")
+    fields = block.get("fields") or {}
+    if not isinstance(fields, Mapping) or not all(isinstance(text, str) for pair in fields.items() for text in pair):
+        raise ValueError(f"fields is {fields!r}. It must map our names to yours, {{rm_scores: rewards}}.")
+    if block.get("adv_estimator") is not None:
+        check_estimator(block["adv_estimator"])
 
 
 def component(kind: Kind, spec: Any) -> Any:

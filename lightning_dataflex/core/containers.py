@@ -46,9 +46,9 @@ def _has_attributes(source: Any) -> bool:
 def stores(source: Any) -> list[Mapping[str, Any]]:
     """The mappings that hold a batch's fields, each with `in`, `[]` and iteration over names."""
     if _is_verl(source):
-        return [_mapping(store) for store in (source.batch, source.non_tensor_batch) if store is not None]
+        return [_Keyed(store) for store in (source.batch, source.non_tensor_batch) if store is not None]
     if _is_mapping(source):
-        return [_mapping(source)]
+        return [_Keyed(source)]
     if _is_named_tuple(source):
         return [source._asdict()]
     if dataclasses.is_dataclass(source):
@@ -56,18 +56,17 @@ def stores(source: Any) -> list[Mapping[str, Any]]:
     return [vars(source)]
 
 
-def _mapping(source: Any) -> Mapping[str, Any]:
-    return source if isinstance(source, Mapping) else _Keyed(source)
-
-
 class _Keyed(Mapping[str, Any]):
-    """A TensorDict, or another object with `keys()` and `[]`, as a mapping: iterating a TensorDict yields its rows."""
+    """What has `keys()` and `[]` as a plain mapping: a TensorDict iterates over its rows, a defaultdict adds what is read."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
 
     def __getitem__(self, name: str) -> Any:
         return self._source[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._source.keys()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._source.keys())
@@ -79,11 +78,9 @@ class _Keyed(Mapping[str, Any]):
 def write(source: Any, key: str, value: Any) -> None:
     """Put a field into the very object that was given; a TypeError where its type does not allow it."""
     if _is_verl(source):
-        (source.batch if isinstance(value, Tensor) and source.batch is not None else source.non_tensor_batch)[key] = (
-            value
-        )
+        _write_verl(source, key, value)
     elif _is_mapping(source):
-        source[key] = value
+        _write_item(source, key, value)
     elif _is_named_tuple(source):
         raise TypeError(
             f"{key} cannot be written into a {type(source).__name__}: a NamedTuple is fixed. Use `replaced`, or a dict."
@@ -97,10 +94,29 @@ def write(source: Any, key: str, value: Any) -> None:
             ) from error
 
 
+def _write_verl(source: Any, key: str, value: Any) -> None:
+    """Tensors go to `.batch`, the rest to `.non_tensor_batch`; the name is then found in no other place."""
+    there = source.batch is not None and key in source.batch.keys()
+    value = as_tensor(value) if there else value
+    if isinstance(value, Tensor) and source.batch is not None:
+        _write_item(source.batch, key, value)
+        source.non_tensor_batch.pop(key, None)
+    else:
+        source.non_tensor_batch[key] = value
+        if there:
+            del source.batch[key]
+
+
+def _write_item(source: Any, key: str, value: Any) -> None:
+    if getattr(source, "is_locked", False):
+        raise TypeError(f"{key} cannot be written into a locked {type(source).__name__}. Unlock it, or use `replaced`.")
+    source[key] = value
+
+
 def copy_with(source: Any, values: Mapping[str, Any]) -> Any:
     """A shallow copy of the same type with these fields; the source stays as it is."""
     if _is_named_tuple(source):
-        return source._replace(**{key: value for key, value in values.items() if _fits(source, key)})
+        return source._replace(**{k: v for k, v in values.items() if _fits(source, k, source._fields)})
     if _is_verl(source):
         new = copy.copy(source)
         new.batch = None if source.batch is None else copy_with(source.batch, {})
@@ -114,12 +130,16 @@ def copy_with(source: Any, values: Mapping[str, Any]) -> Any:
             for key, value in source.items():
                 new[key] = value
     for key, value in values.items():
-        write(new, key, value)
+        if not dataclasses.is_dataclass(new) or _is_mapping(new):
+            write(new, key, value)
+        elif hasattr(new, "__dict__") or _fits(new, key, [f.name for f in dataclasses.fields(new)]):
+            # Past the guard of a frozen dataclass, whose copy is still ours to fill.
+            object.__setattr__(new, key, value)
     return new
 
 
-def _fits(source: Any, key: str) -> bool:
-    if key in source._fields:
+def _fits(source: Any, key: str, declared: Sequence[str]) -> bool:
+    if key in declared:
         return True
     if key.startswith(ORIGINAL):
         return False
@@ -132,8 +152,14 @@ def as_tensor(value: Any) -> Any:
     """Numbers as a tensor; anything else as it is."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.as_tensor(value)
-    if isinstance(value, list) and value and isinstance(value[0], (bool, int, float)):
-        return torch.tensor(value)
+    first = value
+    while isinstance(first, list) and first:
+        first = first[0]
+    if isinstance(value, list) and isinstance(first, (bool, int, float, np.number)):
+        try:
+            return torch.tensor(value)
+        except (TypeError, ValueError):  # rows of different lengths, or mixed with what is no number
+            return value
     return value
 
 
@@ -148,5 +174,6 @@ def as_array(value: Any) -> np.ndarray:
     if len(kinds) == 1 and kinds <= {str, int, float, bool}:
         return np.asarray(value)
     array = np.empty(len(value), dtype=object)
-    array[:] = value
+    for i, item in enumerate(value):
+        array[i] = item
     return array

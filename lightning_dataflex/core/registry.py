@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from jsonargparse import ArgumentError, ArgumentParser
 
 from lightning_dataflex.core.actuator import Mixer, Reweighter, Selector
-from lightning_dataflex.core.scorer import Scorer
+from lightning_dataflex.core.scorer import METRIC_OPTIONS, Scorer
 
 Kind = Literal["scorer", "selector", "reweighter", "mixer"]
 Class = TypeVar("Class", bound=type)
@@ -123,7 +123,8 @@ def construct(cls: type, params: Mapping[str, Any], title: str) -> Any:
     known = init_parameters(cls)
     for name in params:
         if name not in known:
-            raise ValueError(f"The {title} has no parameter {name!r}. {nearest(name, known)}")
+            own = [parameter for parameter in known if parameter not in METRIC_OPTIONS]
+            raise ValueError(f"The {title} has no parameter {name!r}. {nearest(name, own)}")
     missing = [n for n, p in known.items() if p.default is p.empty and n not in params]
     if missing:
         raise ValueError(f"The {title} needs {', '.join(missing)}. Give it under params.")
@@ -142,6 +143,10 @@ def init_parameters(cls: type) -> dict[str, inspect.Parameter]:
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
                 found.setdefault(p.name, p)
         if inspect.Parameter.VAR_KEYWORD not in kinds:
+            break
+        if base is Scorer:
+            # Metric declares its options in its documentation alone.
+            found |= {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in METRIC_OPTIONS}
             break
     return found
 

@@ -70,6 +70,8 @@ class RolloutBatch:
 
     def __setitem__(self, name: str, value: Any) -> None:
         write(self.source, self.fields.get(name, name), value)
+        for cached in ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids"):
+            vars(self).pop(cached, None)
 
     def keys(self) -> list[str]:
         """Field names as the batch has them."""
@@ -196,7 +198,7 @@ class RolloutBatch:
         return value
 
     def _check_rows(self, name: str, value: Any) -> None:
-        rows = len(value) if np.ndim(value) or isinstance(value, Sequence) else None
+        rows = len(value) if isinstance(value, Sequence) or np.ndim(value) else None
         if rows != self.num_samples:
             shown = "one value" if rows is None else f"{rows} rows"
             raise ValueError(

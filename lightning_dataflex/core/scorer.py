@@ -19,6 +19,17 @@ from lightning_dataflex.core.warn import warn_once
 Timing = Literal["pre_rollout", "post_reward", "post_advantage", "in_loss"]
 Granularity = Literal["domain", "prompt", "response", "token"]
 
+METRIC_OPTIONS = (
+    "compute_on_cpu",
+    "compute_with_cache",
+    "dist_sync_fn",
+    "dist_sync_on_step",
+    "distributed_available_fn",
+    "process_group",
+    "sync_on_compute",
+)
+"""What every torchmetrics Metric takes."""
+
 
 class Scorer(Metric):
     """A signal's score of every sample or token.

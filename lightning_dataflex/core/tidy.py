@@ -1,4 +1,4 @@
-"""A batch as the author of a rule sees it: without padding and without samples that cannot be scored.
+"""A batch as the author of a rule sees it: without padding, without samples that cannot be scored, in full precision.
 
 A rule in plain code, a mean over a group or a top-k, is then right as it stands; what it returns is spread
 over the rows of the whole batch again.
@@ -44,8 +44,11 @@ class TidyBatch(RolloutBatch):
         if name not in self._whole:
             raise KeyError(self.missing(name))
         value, mask = self._whole.original(name), self._whole.response_mask
-        if isinstance(value, Tensor) and mask is not None and value.shape == mask.shape and name != "response_mask":
-            value = torch.where(mask, value, torch.zeros((), dtype=value.dtype, device=value.device))
+        table = as_tensor(value)
+        if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape and name != "response_mask":
+            value = torch.where(mask.to(table.device), table, torch.zeros((), dtype=table.dtype, device=table.device))
+        if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+            value = value.float()
         return self._taken(value)
 
     def original(self, name: str) -> Any:
@@ -94,7 +97,9 @@ def scorable(batch: RolloutBatch, names: Iterable[str]) -> Tensor:
     for name in names:
         if name == "rm_scores" and name in batch:
             rows = rows & ~batch.outcomes.isnan().to(rows.device)
-        elif name != "uid" and isinstance(batch.original(name), Tensor) and batch.original(name).is_floating_point():
+        elif (
+            name != "uid" and isinstance(value := as_tensor(batch.original(name)), Tensor) and value.is_floating_point()
+        ):
             rows = rows & ~_any_nan(batch.tensor(name), batch.response_mask).to(rows.device)
     return rows
 

@@ -88,7 +88,7 @@ def policy_loss(
     weights = None if rollout_is_weights is None else rollout_is_weights.detach()
     counted = valid if weights is None else valid & (weights != 0)
     advantages = torch.where(counted, advantages[:, None] if advantages.dim() == 1 else advantages, 0.0)
-    log_ratio = torch.where(counted, log_probs - old_log_probs, 0.0)
+    log_ratio = torch.where(counted, _wide(log_probs) - _wide(old_log_probs), 0.0)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + (clip_low if clip_high is None else clip_high))
     per_token = torch.maximum(-advantages * ratio, -advantages * clipped)
@@ -100,13 +100,13 @@ def policy_loss(
     if kl_coef:
         if ref_log_probs is None:
             raise ValueError(f"kl_coef is {kl_coef} but there are no ref_log_probs. Pass them, or set kl_coef to 0.")
-        kl = aggregated(token_kl(torch.where(valid, log_probs - ref_log_probs, 0.0), kl_estimator))
+        kl = aggregated(token_kl(torch.where(valid, _wide(log_probs) - _wide(ref_log_probs), 0.0), kl_estimator))
         loss = loss + kl_coef * kl
         parts["kl"] = kl.detach()
     if entropy_coef:
         if entropies is None:
             raise ValueError(f"entropy_coef is {entropy_coef} but there are no entropies. Pass them, or set it to 0.")
-        entropy = aggregated(torch.where(valid, entropies, 0.0))
+        entropy = aggregated(torch.where(valid, _wide(entropies), 0.0))
         loss = loss - entropy_coef * entropy
         parts["entropy"] = entropy.detach()
     return PolicyLoss(loss, parts)
@@ -144,7 +144,7 @@ def token_scale(response_mask: Tensor, aggregation: Aggregation) -> Tensor:
                 [1.0000]])
     """
     _check_aggregation(aggregation)
-    lengths = response_mask.sum(-1, keepdim=True).float()
+    lengths = response_mask.bool().sum(-1, keepdim=True).float()
     if aggregation == "seq-mean-token-mean":
         return 1 / lengths.clamp(min=1)
     return torch.ones_like(lengths)
@@ -171,6 +171,11 @@ def loss_denominator(response_mask: Tensor, aggregation: Aggregation) -> Tensor:
     count = (mask if aggregation == "token-mean" else mask.any(-1)).sum().float()
     mean = mean_over_ranks(count)
     return torch.where(mean > 0, mean, 1.0)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32: a ratio of e^20 overflows float16, and k3 of close policies cancels to nothing in bfloat16."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def _check_aggregation(aggregation: str) -> None:

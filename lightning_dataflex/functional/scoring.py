@@ -90,7 +90,8 @@ def advantage_magnitude(
     valid = response_mask.bool()
     size = torch.where(valid, size[:, None] if size.dim() == 1 else size, 0.0)
     length = valid.sum(-1)
-    reduced = size.amax(-1) if reduction == "max" else size.sum(-1)
+    # A padded column, because the maximum of no tokens at all is an error.
+    reduced = torch.nn.functional.pad(size, (0, 1)).amax(-1) if reduction == "max" else size.sum(-1)
     if reduction == "mean":
         reduced = reduced / length.clamp(min=1)
     return torch.where(length > 0, reduced, torch.nan)

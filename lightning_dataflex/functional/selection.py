@@ -62,7 +62,7 @@ def share(count: Tensor, fraction: float) -> Tensor:
         >>> share(torch.tensor([5, 4, 1, 0]), 0.5)
         tensor([3, 2, 1, 0])
     """
-    rounded = (count * fraction + 0.5 + TOLERANCE).floor().long()
+    rounded = (count.double() * fraction + 0.5 + TOLERANCE).floor().long()
     return torch.minimum(rounded.clamp(min=1), count.long())
 
 

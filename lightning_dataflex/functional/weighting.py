@@ -28,6 +28,9 @@ def mean_one(weights: Tensor, tokens: Tensor) -> Tensor:
         tensor([0.7500, 0.7500, 1.5000, 0.0000])
     """
     weights = torch.where(weights.isnan() | (tokens == 0), 0.0, weights)
+    # An infinite weight takes everything, shared among its equals: the limit, where dividing would give NaN.
+    infinite = weights.isinf()
+    weights = torch.where(infinite.any(), infinite.to(weights.dtype), weights)
     tokens = tokens.double()
     total = (weights.double() * tokens).sum()
     factor = torch.where(total > 0, tokens.sum() / total, 0.0)
@@ -82,8 +85,9 @@ def quantile(values: Tensor, q: float) -> Tensor:
     place = q * (len(ordered) - 1)
     below = int(place)
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    # Equal neighbours are returned as they are: an infinite one would interpolate to NaN.
-    return torch.where(low == high, low, torch.lerp(low, high, place - below))
+    # Beside an infinite value the nearer neighbour is taken: interpolating would give NaN.
+    nearer = low if place - below < 0.5 else high
+    return torch.where(low.isfinite() & high.isfinite(), torch.lerp(low, high, place - below), nearer)
 
 
 def probability_mix(probs: Tensor, alpha: float) -> Tensor:

@@ -1,0 +1,139 @@
+"""The command line: a LightningCLI with a `dataflex` block, and the small tools."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any, NoReturn, Optional, Union
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lightning_dataflex.callback import DataFlexCallback
+from lightning_dataflex.core.config import DataFlexConfig
+from lightning_dataflex.core.registry import BASES, components
+from lightning_dataflex.mount import mount_of
+
+try:
+    from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+except ImportError:  # the same package under its other name
+    from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+
+_FROM_FILE = "sub_configs" if "sub_configs" in signature(ArgumentParser.add_argument).parameters else "enable_path"
+"""jsonargparse's word for an argument that may also be a file."""
+
+USAGE = """usage: dataflex COMMAND [OPTIONS]
+
+  fit         train, with a dataflex block in the configuration
+  validate    run the validation of a configuration
+  test        run the test of a configuration
+  check       build and check everything that a configuration names, without training
+  components  list the registered scorers, selectors, reweighters and mixers
+
+Each of the first four takes --config FILE, overrides such as --dataflex.actuator.params.low=0.3, and --help;
+fit, validate and test also take --print_config."""
+
+
+class DataFlexCLI(LightningCLI):
+    """A LightningCLI whose configuration has a `dataflex` key: one block, or a list of blocks."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the `dataflex` block."""
+        # The last two take what the first two refuse, so that a mistake gets our sentence and not a list of types.
+        block = Optional[Union[DataFlexConfig, list[DataFlexConfig], dict[str, Any], list[Any]]]  # noqa: UP007, UP045
+        parser.add_argument(
+            "--dataflex",
+            type=block,
+            default=None,
+            **{_FROM_FILE: True},
+            help="What picks and weighs the data: a block with mechanism, scorer and actuator, a list of such blocks, "
+            "or a file that holds them. 'dataflex components' lists the names.",
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Build the callbacks of the blocks; what does not fit ends the command with one sentence."""
+        try:
+            self.dataflex = [DataFlexCallback(**vars(DataFlexConfig.of(block))) for block in self._blocks()]
+        except ValueError as error:
+            _refuse(error)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Build the Trainer with the callbacks of the blocks beside its own."""
+        own = self._get(self.config_init, "trainer", default={}).get("callbacks") or []
+        own = own if isinstance(own, list) else [own]
+        return super().instantiate_trainer(**{"callbacks": [*own, *self.dataflex], **kwargs})
+
+    def _blocks(self) -> list[dict[str, Any]]:
+        given = self._get(self.config, "dataflex")
+        blocks = given if isinstance(given, list) else [] if given is None else [given]
+        return [_plain(block) for block in blocks]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run a command line, that of the process by default."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    # A configuration names classes of the project that it lies in, as `python -m` would find them.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(USAGE)
+    elif command == "components":
+        print(component_table())
+    elif command == "check":
+        print(checked(arguments[1:]))
+    elif command in ("fit", "validate", "test"):
+        _cli(arguments, run=True)
+    else:
+        sys.exit(f"dataflex: there is no command {command!r}.\n\n{USAGE}")
+
+
+def checked(args: Sequence[str]) -> str:
+    """Build and check all that a configuration names; one line per callback."""
+    cli = _cli(list(args), run=False)
+    lines = [f"ok: {type(cli.model).__name__} on {type(cli.datamodule).__name__ if cli.datamodule else 'its own data'}"]
+    for callback in [c for c in cli.trainer.callbacks if isinstance(c, DataFlexCallback)]:
+        try:
+            callback.check(cli.model)
+            mount = mount_of(cli.model, callback.config.mount)
+        except ValueError as error:
+            _refuse(error)
+        first_line = str(getattr(mount, "func", mount).__doc__).splitlines()[0]
+        lines.append(f"  {callback.name}: {first_line}")
+    return "\n".join(lines)
+
+
+def component_table() -> str:
+    """The registered components, as a table in plain text."""
+    rows = [("mechanism", "name", "scores or takes", "groups", "reads", "source")]
+    for kind in BASES:
+        for name, cls in components(kind).items():  # type: ignore[arg-type]
+            takes = getattr(cls, "granularity", None) or ", ".join(cls.granularities)  # type: ignore[attr-defined]
+            groups = "needs" if cls.needs_groups else ""  # type: ignore[attr-defined]
+            rows.append((kind, name, takes, groups, ", ".join(cls.requires), cls.paper))  # type: ignore[attr-defined]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def _cli(args: list[str], run: bool) -> DataFlexCLI:
+    # LightningCLI reads the process's own arguments, and warns of others.
+    sys.argv[1:] = args
+    return DataFlexCLI(
+        subclass_mode_model=True, subclass_mode_data=True, save_config_kwargs={"overwrite": True}, run=run
+    )
+
+
+def _refuse(error: ValueError) -> NoReturn:
+    print(f"error: dataflex: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _plain(value: Any) -> Any:
+    """Namespaces as dicts, all the way down."""
+    if isinstance(value, Namespace):
+        value = value.as_dict()
+    if isinstance(value, dict):
+        # jsonargparse notes under __path__ which file a value came from.
+        return {key: _plain(item) for key, item in value.items() if key != "__path__"}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
