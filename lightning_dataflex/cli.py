@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from inspect import signature
-from typing import Any, NoReturn, Optional, Union
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -15,9 +16,9 @@ from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.registry import BASES, components
 from lightning_dataflex.mount import mount_of
 
-try:
+if TYPE_CHECKING or find_spec("lightning"):
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-except ImportError:  # the same package under its other name
+else:  # the same package under its other name
     from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 _FROM_FILE = "sub_configs" if "sub_configs" in signature(ArgumentParser.add_argument).parameters else "enable_path"
@@ -93,7 +94,8 @@ def checked(args: Sequence[str]) -> str:
     """Build and check all that a configuration names; one line per callback."""
     cli = _cli(list(args), run=False)
     lines = [f"ok: {type(cli.model).__name__} on {type(cli.datamodule).__name__ if cli.datamodule else 'its own data'}"]
-    for callback in [c for c in cli.trainer.callbacks if isinstance(c, DataFlexCallback)]:
+    callbacks: list[Any] = cli.trainer.callbacks  # type: ignore[attr-defined]
+    for callback in [each for each in callbacks if isinstance(each, DataFlexCallback)]:
         try:
             callback.check(cli.model)
             mount = mount_of(cli.model, callback.config.mount)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_dataflex.core.registry import register_scorer
+from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional import scoring
 from lightning_dataflex.functional.groups import group_index
@@ -30,6 +31,9 @@ class RewardDifficulty(Scorer):
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return batch.outcomes
+
+    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"rm_scores": batch.outcomes}
 
 
 @register_scorer("advantage_magnitude")
@@ -56,6 +60,11 @@ class AdvantageMagnitude(Scorer):
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return scoring.advantage_magnitude(batch.tensor("advantages"), batch.response_mask, reduction=self.agg)
+
+    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        # |A| of a sample is its own magnitude, whatever the reduction.
+        mask, advantages = batch.response_mask, batch.tensor("advantages")
+        return {"advantages": scoring.advantage_magnitude(advantages, mask, reduction=self.agg)}
 
 
 @register_scorer("group_solve_rate")
@@ -87,6 +96,9 @@ class GroupSolveRate(Scorer):
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         group, num_groups = group_index(batch.group_ids)
         return scoring.solve_rate(batch.outcomes, group, num_groups, success_threshold=self.success_threshold)
+
+    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"rm_scores": batch.outcomes, "uid": batch.group_ids}
 
 
 @register_scorer("token_prob")

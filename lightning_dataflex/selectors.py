@@ -90,6 +90,9 @@ class _WithinGroups(Selector):
             raise ValueError(f"advantages is {advantages!r}. Use subset or group.")
         self.changes_advantages = advantages == "subset"
 
+    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"rm_scores": batch.outcomes, "uid": batch.group_ids}
+
     def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
         if not self.changes_advantages:
             return None

@@ -1,6 +1,9 @@
-"""The ranks' rows become the global batch."""
+"""The ranks' rows become the global batch: the collectives, on tensors alone."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,3 +46,75 @@ def any_rank(flag: bool, device: torch.device | None = None) -> bool:
     highest = torch.tensor(int(flag), device=device)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
     return bool(highest)
+
+
+def gathered(columns: Mapping[str, Tensor], num_rows: int) -> tuple[dict[str, Tensor], slice]:
+    """The rows of all ranks, one rank after the other, and where this rank's are among them.
+
+    Two collectives: the sizes, then all columns packed into one tensor. Every rank calls it with the same
+    columns in the same order; ranks may differ in rows, and may have none.
+
+    Args:
+        columns: (N,) or (N, L) each, numbers or booleans.
+        num_rows: N of this rank.
+
+    Returns:
+        The columns as float64, int64 or bool; L is the largest of any rank, filled up with zeros.
+
+    Example:
+        >>> gathered({"reward": torch.tensor([1.0, 0.0])}, num_rows=2)
+        ({'reward': tensor([1., 0.])}, slice(0, 2, None))
+    """
+    if num_ranks() == 1:
+        return dict(columns), slice(0, num_rows)
+    device = next(iter(columns.values())).device
+    width = max((column.shape[1] for column in columns.values() if column.dim() == 2), default=1)
+    sizes = _all_gather(torch.tensor([[num_rows, width]], device=device))
+    most, widest = sizes.max(0).values.tolist()
+    packed = torch.cat([_as_bytes(column, most, widest) for column in columns.values()], dim=1)
+    everyone = _all_gather(packed).unflatten(0, (num_ranks(), most))
+    rows = torch.cat([block[:count] for block, count in zip(everyone, sizes[:, 0].tolist())])
+    result, start = {}, 0
+    for name, column in columns.items():
+        num_bytes = (widest if column.dim() == 2 else 1) * 8
+        values = rows[:, start : start + num_bytes].contiguous().view(_wire_type(column))
+        result[name] = (values if column.dim() == 2 else values[:, 0]).to(_result_type(column))
+        start += num_bytes
+    before = int(sizes[: dist.get_rank(), 0].sum())
+    return result, slice(before, before + num_rows)
+
+
+def gathered_objects(values: list[Any]) -> list[Any]:
+    """The values of all ranks, one rank after the other, of any type that can be pickled: slow.
+
+    Example:
+        >>> gathered_objects(["math", "code"])
+        ['math', 'code']
+    """
+    if num_ranks() == 1:
+        return list(values)
+    lists: list[list[Any]] = [[] for _ in range(num_ranks())]
+    dist.all_gather_object(lists, list(values))
+    return [value for each in lists for value in each]
+
+
+def _all_gather(rows: Tensor) -> Tensor:
+    everyone = rows.new_empty(num_ranks() * len(rows), *rows.shape[1:])
+    dist.all_gather_into_tensor(everyone, rows.contiguous())
+    return everyone
+
+
+def _as_bytes(column: Tensor, num_rows: int, width: int) -> Tensor:
+    """(num_rows, 8) bytes, or (num_rows, 8 width) of a column with tokens."""
+    wide = column.to(_wire_type(column)).reshape(len(column), column.shape[1] if column.dim() == 2 else 1)
+    padded = wide.new_zeros(num_rows, width if column.dim() == 2 else 1)
+    padded[: len(wide), : wide.shape[1]] = wide
+    return padded.view(torch.uint8)
+
+
+def _wire_type(column: Tensor) -> torch.dtype:
+    return torch.float64 if column.is_floating_point() else torch.int64
+
+
+def _result_type(column: Tensor) -> torch.dtype:
+    return torch.bool if column.dtype == torch.bool else _wire_type(column)

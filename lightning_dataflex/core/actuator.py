@@ -35,6 +35,13 @@ class Actuator(ABC):
     def act(self, scores: Any, batch: Any, **ctx: Any) -> Any:
         """The action on a batch with these scores."""
 
+    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
+        """Columns (N,) that say as much to `act` as this rank's batch does; None where there are none.
+
+        They travel to the other ranks in place of the fields that the rule requires.
+        """
+        return None if self.requires else {}
+
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: tensors, dicts, lists, numbers and strings, the same on every rank."""
         return {}

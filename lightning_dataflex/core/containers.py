@@ -57,7 +57,7 @@ def stores(source: Any) -> list[Mapping[str, Any]]:
 
 
 class _Keyed(Mapping[str, Any]):
-    """What has `keys()` and `[]` as a plain mapping: a TensorDict iterates over its rows, a defaultdict adds what is read."""
+    """What has `keys()` and `[]`, plainly: a TensorDict iterates over its rows, a defaultdict adds what is read."""
 
     def __init__(self, source: Any) -> None:
         self._source = source

@@ -17,6 +17,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import summary
 from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.core.world import global_batch
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,13 @@ class Decision:
     @classmethod
     def neutral(cls, batch: RolloutBatch, scores: Tensor | None = None) -> Decision:
         """Every sample that has a score counts alike; without scores, every sample with a valid token."""
-        rows = (
-            (batch.num_tokens > 0) if scores is None else ~_missing(scores) & (batch.num_tokens > 0).to(scores.device)
-        )
+        mask = batch.token_mask
+        rows = mask.any(-1)
+        if scores is not None:
+            rows = rows & ~_missing(scores)
         scores = torch.zeros(len(rows), device=rows.device) if scores is None else scores
-        weights = rows[:, None].float()
-        if batch.response_mask is not None:
-            weights = weights * batch.response_mask.to(weights.device)
-        return cls(scores, rows, weights, None, summary(batch, scores, rows, weights), int(rows.sum()))
+        metrics = summary(batch, scores, rows, rows.float())
+        return cls(scores, rows, _per_token(rows.float(), mask), None, metrics, int(rows.sum()))
 
     def updates(
         self, batch: RolloutBatch, *, drop: Drop = "mask", weights_key: str = "rollout_is_weights"
@@ -58,14 +58,13 @@ class Decision:
 
         Weights that the batch has already are multiplied.
         """
-        mask = _token_mask(batch, self.weights)
-        weights = self.weights
+        mask, weights = batch.token_mask, self.weights
         if batch.get(weights_key) is not None:
             there = torch.as_tensor(batch[weights_key]).detach().to(weights.device)
             there = there if there.dim() == 2 else there[:, None]
             weights = torch.where(weights != 0, weights * there, 0.0)
         updates: dict[str, Any] = {weights_key: weights}
-        if drop == "mask" and "response_mask" in batch:
+        if drop == "mask":
             current = torch.as_tensor(batch["response_mask"])
             dropped = mask & ~(self.keep if self.keep.dim() == 2 else self.keep[:, None])
             updates["response_mask"] = torch.where(dropped.to(current.device), torch.zeros_like(current), current)
@@ -119,24 +118,35 @@ class Pipeline:
 
     @torch.no_grad()
     def decide(self, batch: Any, step_id: int = 0) -> Decision:
-        """Decide on a rollout batch of any type; the batch itself stays as it is."""
+        """Decide on a rollout batch of any type; the batch itself stays as it is.
+
+        Under a process group a collective: the decision is the one on the samples of all ranks.
+        """
         local = RolloutBatch.of(batch, self.fields)
         local.require(self.requires)
-        if not local.num_samples:
+        world, rows = global_batch(local, self.scorer, self.actuator)
+        if not world.num_samples:
             raise ValueError("The rollout batch has no samples. Give at least one.")
-        scores = self.scorer.score(local, step_id)
-        num_nan = int(_missing(scores)[local.num_tokens > 0].sum())
-        if num_nan:
+        scores = self.scorer.score(world, step_id)
+        keep, weights, advantages = self._action(scores, world)
+        metrics = summary(world, scores, keep, weights)
+        if metrics["n_nan"] > 0:
             warn_once(
                 self,
-                f"{num_nan} samples have no score: their reward, or another field that {registered_name(self.scorer)} "
-                "reads, is NaN. They are not kept, and the others are scored without them.",
+                f"{int(metrics['n_nan'])} samples have no score: their reward, or another field that "
+                f"{registered_name(self.scorer)} reads, is NaN. They are not kept; the others are scored without them.",
             )
-        keep, weights, advantages = self._action(scores, local)
-        per_token = weights if weights.dim() == 2 else weights[:, None]
-        per_token = torch.where(_token_mask(local, per_token), per_token, 0.0)
-        metrics = summary(local, scores, keep, per_token)
-        return Decision(scores, keep, per_token, advantages, metrics, int(keep.sum()))
+        mask = local.token_mask
+        width = mask.shape[1]
+        mine = [value[rows] if value.dim() == 1 else value[rows, :width] for value in (scores, keep, weights)]
+        return Decision(
+            scores=mine[0],
+            keep=mine[1],
+            weights=_per_token(mine[2], mask),
+            advantages=None if advantages is None else advantages[rows],
+            metrics=metrics,
+            num_kept=int(keep.sum()),
+        )
 
     def _action(self, scores: Tensor, batch: RolloutBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         if isinstance(self.actuator, Selector):
@@ -153,6 +163,5 @@ def _missing(scores: Tensor) -> Tensor:
     return scores.isnan() if scores.dim() == 1 else scores.isnan().any(-1)
 
 
-def _token_mask(batch: RolloutBatch, like: Tensor) -> Tensor:
-    mask = batch.response_mask
-    return torch.ones_like(like, dtype=torch.bool) if mask is None else mask.to(like.device)
+def _per_token(weights: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask.to(weights.device), weights if weights.dim() == 2 else weights[:, None], 0.0)

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -146,7 +146,9 @@ def init_parameters(cls: type) -> dict[str, inspect.Parameter]:
             break
         if base is Scorer:
             # Metric declares its options in its documentation alone.
-            found |= {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in METRIC_OPTIONS}
+            found |= {
+                name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in METRIC_OPTIONS
+            }
             break
     return found
 
@@ -164,6 +166,8 @@ def _typed(parameter: inspect.Parameter, value: Any, title: str) -> Any:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument(f"--{parameter.name}", type=parameter.annotation)
     try:
+        if value is None and type(None) not in get_args(parameter.annotation):
+            raise TypeError("jsonargparse takes None for a value that is not given")
         return parser.parse_object({parameter.name: value})[parameter.name]
     except (ArgumentError, TypeError, ValueError) as error:
         expected = inspect.formatannotation(parameter.annotation)

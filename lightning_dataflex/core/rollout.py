@@ -143,6 +143,11 @@ class RolloutBatch:
             raise ValueError(f"response_mask has shape {tuple(mask.shape)}. It must be (samples, response tokens).")
         return mask != 0
 
+    @property
+    def token_mask(self) -> Tensor:
+        """`response_mask`, or for a batch that has none one token per sample, (N, 1)."""
+        return self.num_tokens[:, None] > 0 if self.response_mask is None else self.response_mask
+
     @functools.cached_property
     def num_samples(self) -> int:
         """N."""

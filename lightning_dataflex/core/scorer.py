@@ -79,6 +79,13 @@ class Scorer(Metric):
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         """Scores of a rollout batch: (N,), or (N, L) for token scores; NaN where there is nothing to score."""
 
+    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
+        """Columns (N,) that say as much to `score` as this rank's batch does, under the names of fields.
+
+        They travel to the other ranks in place of the fields that the scorer requires. None where there are none.
+        """
+        return None
+
     def update(self, batch: Any, step_id: int = 0) -> None:
         """Collect the scores of a batch."""
         self.scores.append(self.score(batch, step_id).flatten())

@@ -17,7 +17,7 @@ def summary(batch: RolloutBatch, scores: Tensor, keep: Tensor, weights: Tensor) 
         batch: The global batch.
         scores: (N,) or (N, L).
         keep: (N,) bool, or (N, L).
-        weights: (N, L), 0 outside the mask.
+        weights: (N,) or (N, L).
 
     Returns:
         - `kept_frac`: kept samples among those with a valid token (kept tokens, for a rule on tokens).
@@ -30,18 +30,17 @@ def summary(batch: RolloutBatch, scores: Tensor, keep: Tensor, weights: Tensor) 
     """
     tokens = batch.num_tokens.to(weights.device).double()
     valid = tokens > 0
-    mask = batch.response_mask if batch.response_mask is not None else weights.new_ones(weights.shape).bool()
-    mask = mask.to(weights.device)
     exact = weights.double()
-    num_tokens = tokens.sum()
-    mean = _ratio(exact.sum(), num_tokens)
-    per_sample = exact.sum(-1) / tokens.clamp(min=1)
-    counted, kept = (mask, keep & mask) if keep.dim() == 2 else (valid, keep & valid)
+    # A weight per sample counts once for each of its tokens.
+    times = tokens if weights.dim() == 1 else batch.token_mask.to(weights.device).double()
+    mean = _ratio((exact * times).sum(), times.sum())
+    per_sample = exact * valid if weights.dim() == 1 else (exact * times).sum(-1) / tokens.clamp(min=1)
+    counted = valid if keep.dim() == 1 else batch.token_mask.to(keep.device)
     missing = scores.isnan() if scores.dim() == 1 else scores.isnan().any(-1)
     metrics = {
-        "kept_frac": _ratio(kept.sum(), counted.sum()),
+        "kept_frac": _ratio((keep & counted).sum(), counted.sum()),
         "weight_mean": mean,
-        "weight_std": _ratio(torch.where(mask, (exact - mean).square(), 0.0).sum(), num_tokens).sqrt(),
+        "weight_std": _ratio(((exact - mean).square() * times).sum(), times.sum()).sqrt(),
         "ess": _ratio(per_sample.sum().square(), per_sample.square().sum()),
         "n_nan": (missing & valid).sum(),
     }
