@@ -65,6 +65,19 @@ class DataFlexCLI(LightningCLI):
         own = own if isinstance(own, list) else [own]
         return super().instantiate_trainer(**{"callbacks": [*own, *self.dataflex], **kwargs})
 
+    def before_fit(self) -> None:
+        """Refuse what does not fit the module before the Trainer starts processes."""
+        for callback in self.callbacks():
+            try:
+                callback.check(self.model)
+            except ValueError as error:
+                _refuse(error)
+
+    def callbacks(self) -> list[DataFlexCallback]:
+        """Those of the blocks, and those under `trainer.callbacks`."""
+        every: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return [callback for callback in every if isinstance(callback, DataFlexCallback)]
+
     def _blocks(self) -> list[dict[str, Any]]:
         given = self._get(self.config, "dataflex")
         blocks = given if isinstance(given, list) else [] if given is None else [given]
@@ -94,10 +107,9 @@ def checked(args: Sequence[str]) -> str:
     """Build and check all that a configuration names; one line per callback."""
     cli = _cli(list(args), run=False)
     lines = [f"ok: {type(cli.model).__name__} on {type(cli.datamodule).__name__ if cli.datamodule else 'its own data'}"]
-    callbacks: list[Any] = cli.trainer.callbacks  # type: ignore[attr-defined]
-    for callback in [each for each in callbacks if isinstance(each, DataFlexCallback)]:
+    cli.before_fit()
+    for callback in cli.callbacks():
         try:
-            callback.check(cli.model)
             mount = mount_of(cli.model, callback.config.mount)
         except ValueError as error:
             _refuse(error)

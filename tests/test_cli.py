@@ -166,6 +166,10 @@ def test_check_sees_the_estimator_and_the_mount_of_the_module(config: Any, capsy
     assert "no DataFlexPoint and no 'policy_loss'" in error(capsys, "check", "--config", path, "--model.offers=batch")
 
 
+def test_fit_refuses_an_estimator_without_groups(config: Any, capsys: pytest.CaptureFixture) -> None:
+    assert "'gae' has no groups" in error(capsys, "fit", "--config", config(), "--model.adv_estimator=gae")
+
+
 def test_the_console_script_and_the_module_are_the_same_command() -> None:
     script = Path(sys.executable).with_name("dataflex")
     texts = [
