@@ -17,6 +17,7 @@ from lightning_dataflex.core.pipeline import Decision, Pipeline
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
+from lightning_dataflex.core.summary import merged
 from lightning_dataflex.mount import Mount, mount_of
 from lightning_dataflex.window import StepWindow
 
@@ -187,7 +188,7 @@ class DataFlexCallback(Callback):
         self.num_steps += 1
         prefix = _log_prefix(self, trainer.callbacks)  # type: ignore[attr-defined]
         batch_size = sum(len(decision.keep) for decision in self._decisions)
-        for key, value in _merged(self._decisions).items():
+        for key, value in merged([decision.metrics for decision in self._decisions]).items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
         self._decisions = []
 
@@ -243,9 +244,3 @@ def _log_prefix(callback: DataFlexCallback, callbacks: list[Any]) -> str:
         return "dataflex/"
     alike = [c for c in several if c.config.mechanism == callback.config.mechanism]
     return f"dataflex/{callback.config.label or (callback.config.mechanism if len(alike) == 1 else callback.name)}/"
-
-
-def _merged(decisions: list[Decision]) -> dict[str, Tensor]:
-    """The metrics of a step: the mean over its decisions, of `n_nan` the sum."""
-    merged = {key: torch.stack([d.metrics[key] for d in decisions]).mean() for key in decisions[0].metrics}
-    return merged | {"n_nan": torch.stack([d.metrics["n_nan"] for d in decisions]).sum()}

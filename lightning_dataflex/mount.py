@@ -102,7 +102,7 @@ class LossMount(Mount):
     """Acts on the batch that the module's loss is called with: a submodule, or a method, by its (dotted) name."""
 
     silent = (
-        "the loss was not called through its attribute. Call it in every training_step as a module or method, "
+        "the loss was not called through its attribute. Call it in every training_step, as a module or method, "
         "not its forward and not a reference that was taken earlier"
     )
 
@@ -204,12 +204,12 @@ def mount_of(module: nn.Module, name: str | None) -> Callable[..., Mount]:
     owner, attribute = _owner(module, name)
     if callable(getattr(owner, attribute, None)):
         return functools.partial(LossMount, name)
+    has = f"mount is {name!r} but {kind} has no such module or method"
+    if name == "policy_loss":
+        has = f"{kind} has no DataFlexPoint and no {name!r}"
     raise ValueError(
-        f"{kind} has no DataFlexPoint and no {name!r}. Add self.dataflex = DataFlexPoint(), or give as mount the "
-        "name of the module or method that computes its policy loss."
-        if name == "policy_loss"
-        else f"mount is {name!r} but {kind} has no module or method of that name. Give point, on_train_batch_start, "
-        "on_before_backward, or the name of the module or method that computes its policy loss."
+        f"{has}. Add self.dataflex = DataFlexPoint(), or give as mount the name of the module or method that computes "
+        "its policy loss, on_train_batch_start or on_before_backward."
     )
 
 

@@ -199,7 +199,7 @@ def test_group_scorer_on_gae_is_refused_before_the_first_step(source: str) -> No
     [
         ("point", "batch", "no DataFlexPoint"),
         (None, "batch", "no DataFlexPoint and no 'policy_loss'"),
-        ("poli_loss", "point", "no module or method of that name"),
+        ("poli_loss", "point", "no such module or method"),
     ],
 )
 def test_a_mount_that_is_not_there(mount: str | None, offers: str, why: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,17 @@ def summary(batch: RolloutBatch, scores: Tensor, keep: Tensor, weights: Tensor) 
         metrics["reward_all"] = _ratio(torch.where(scored, outcomes, 0.0).sum(), scored.sum())
         metrics["reward_kept"] = _ratio(torch.where(kept_rows, outcomes, 0.0).sum(), kept_rows.sum())
     return {name: value.float() for name, value in metrics.items()}
+
+
+def merged(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The metrics of a step with several decisions: their mean, of `n_nan` the sum.
+
+    Example:
+        >>> merged([{"n_nan": torch.tensor(1.0)}, {"n_nan": torch.tensor(2.0)}])
+        {'n_nan': tensor(3.)}
+    """
+    stacked = {name: torch.stack([each[name] for each in metrics]) for name in metrics[0]}
+    return {name: values.sum() if name == "n_nan" else values.mean() for name, values in stacked.items()}
 
 
 def _share_without_signal(batch: RolloutBatch, outcomes: Tensor, valid: Tensor) -> Tensor:
