@@ -1,0 +1,190 @@
+"""The laws that every component keeps: no surprise numbers, stable ties, a mean of one, no gradient of its own."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_dataflex import Pipeline, RolloutBatch, build, components
+from lightning_dataflex.functional.loss import policy_loss
+from tests.laws import FIELDS, PARAMS, a_batch, over, pipeline_of, taken
+
+NAN, INF = float("nan"), float("inf")
+EVERYTHING = {
+    "threshold_band": {"low": -10.0, "high": 10.0},
+    "topk_fraction": {"fraction": 1.0},
+    "gfpo": {"k": 4, "advantages": "group"},
+    "max_variance": {"keep_fraction": 1.0, "advantages": "group"},
+}
+
+
+def filled(**values: float) -> dict:
+    batch = a_batch()
+    return batch | {name: torch.full_like(batch[name], value) for name, value in values.items()}
+
+
+def in_half(dtype: torch.dtype) -> dict:
+    batch = a_batch()
+    return {k: v if k == "uid" else v.to(dtype) for k, v in batch.items()}
+
+
+def without_tokens() -> dict:
+    batch = a_batch()
+    return batch | {"response_mask": batch["response_mask"] * 0}
+
+
+LIMITS = {
+    "all equal": lambda: filled(rm_scores=0.5, advantages=1.0, old_log_probs=-1.0),
+    "all solved": lambda: filled(rm_scores=1.0, advantages=0.0, old_log_probs=0.0),
+    "all failed": lambda: filled(rm_scores=0.0, advantages=0.0, old_log_probs=-INF),
+    "no score anywhere": lambda: filled(rm_scores=NAN, advantages=NAN, old_log_probs=NAN),
+    "infinite": lambda: filled(rm_scores=INF, advantages=-INF, old_log_probs=0.0),
+    "huge": lambda: filled(rm_scores=1e30, advantages=-3e38, old_log_probs=-1e30),
+    "one sample": lambda: taken(a_batch(), [3]),
+    "groups of one": lambda: taken(a_batch(), [0, 1, 2]),
+    "only padding": without_tokens,
+    "no tokens at all": lambda: {k: v[:, :0] if k != "uid" and v.dim() == 2 else v for k, v in a_batch().items()},
+    "bfloat16": lambda: in_half(torch.bfloat16),
+    "float16": lambda: in_half(torch.float16),
+}
+
+
+def finite_backward(batch: dict, updates: dict) -> torch.Tensor:
+    """The gradient of the loss that the module would compute; weights of 0 must hide whatever stands there."""
+    log_probs = torch.full(batch["response_mask"].shape, -1.0, requires_grad=True)
+    loss = policy_loss(
+        log_probs,
+        log_probs.detach(),
+        torch.nan_to_num(batch["rm_scores"], posinf=1, neginf=-1).clamp(-1, 1),
+        updates["response_mask"],
+        rollout_is_weights=updates["rollout_is_weights"],
+    ).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert log_probs.grad.isfinite().all()
+    return log_probs.grad
+
+
+@over("selector", "reweighter")
+@pytest.mark.parametrize("make", list(LIMITS.values()), ids=list(LIMITS))
+@pytest.mark.filterwarnings("ignore:.*samples have no score", "ignore:k is 2", "ignore:.*alone in its group")
+def test_law_5_no_surprise_numbers(scorer, kind, actuator, make):
+    batch = make()
+    decision = pipeline_of(scorer, kind, actuator).decide(batch)
+    updates = decision.updates(RolloutBatch(batch))
+    assert decision.weights.isfinite().all()
+    assert (decision.weights >= 0).all()
+    assert decision.weights.dtype == torch.float32
+    assert {name for name, metric in decision.metrics.items() if not metric.isfinite()} == set()
+    missing = decision.scores.isnan() if decision.scores.dim() == 1 else decision.scores.isnan().any(-1)
+    assert not decision.keep[missing].any()
+    gradient = finite_backward(batch, updates)
+    assert not gradient[decision.weights == 0].any()
+
+
+@over("selector")
+def test_law_5_keeping_everything_changes_nothing(scorer, kind, actuator):
+    batch = a_batch()
+    decision = pipeline_of(scorer, kind, actuator, **EVERYTHING[actuator]).decide(batch)
+    updates = decision.updates(RolloutBatch(batch))
+    assert torch.equal(updates["response_mask"], batch["response_mask"])
+    assert torch.equal(updates["rollout_is_weights"], batch["response_mask"].float())
+    assert "advantages" not in updates
+    assert decision.metrics["kept_frac"] == 1
+
+
+@over("selector", "reweighter")
+@pytest.mark.filterwarnings("ignore:12 samples have no score")
+def test_law_5_without_any_score_nothing_is_kept(scorer, kind, actuator):
+    batch = filled(rm_scores=NAN, advantages=NAN, old_log_probs=NAN)
+    decision = pipeline_of(scorer, kind, actuator).decide(batch)
+    gradient = finite_backward(batch, decision.updates(RolloutBatch(batch)))
+    assert decision.num_kept == 0
+    assert not gradient.any()
+
+
+@over("reweighter")
+def test_law_5_equal_scores_weigh_alike(scorer, kind, actuator):
+    batch = filled(rm_scores=0.75, advantages=-2.0, old_log_probs=-0.5)
+    decision = pipeline_of(scorer, kind, actuator).decide(batch)
+    torch.testing.assert_close(decision.weights, batch["response_mask"].float())
+
+
+TIES = {
+    # Of 12 samples, a in 0, 3, 6, 9; b in 1, 4, 7, 10; c in 2, 5, 8, 11.
+    "topk_fraction": ({"fraction": 0.25}, [0, 1, 2]),
+    "gfpo": ({"k": 1}, [0, 1, 2]),
+    "max_variance": ({"keep_fraction": 0.5}, [0, 1, 2, 3, 4, 5]),
+}
+
+
+@over("selector")
+def test_law_6_of_equals_the_earliest_stay(scorer, kind, actuator):
+    if actuator == "threshold_band":
+        params, expected = {"low": 0.9, "high": 1.1}, list(range(12))
+    else:
+        params, expected = TIES[actuator]
+    batch = filled(rm_scores=1.0, advantages=1.0, old_log_probs=0.0, response_mask=1)
+    for _ in range(3):
+        keep = pipeline_of(scorer, kind, actuator, **params).decide(batch).keep
+        keep = keep if keep.dim() == 1 else keep.all(-1)
+        assert keep.nonzero().flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_law_6_of_a_hundred_thousand_equals_the_earliest_stay(largest):
+    scores = torch.tensor([0.5, 1.0, 0.0]).repeat_interleave(100_000)
+    kept = build("selector", "topk_fraction", fraction=0.5, largest=largest).act(scores, {})
+    best = range(100_000, 200_000) if largest else range(200_000, 300_000)
+    assert kept == sorted([*best, *range(50_000)])
+
+
+@over("reweighter")
+@given(seed=st.integers(0, 10_000), num_missing=st.integers(0, 11))
+@settings(max_examples=10, deadline=None)
+def test_law_7_weights_have_a_mean_of_one_over_the_valid_tokens(scorer, kind, actuator, seed, num_missing):
+    batch = a_batch(seed, tokens=7)
+    for name in FIELDS:
+        batch[name][:num_missing] = NAN
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weights = pipeline_of(scorer, kind, actuator).decide(batch).weights.numpy()
+    valid = batch["response_mask"].bool().numpy()
+    valid[:num_missing] = False
+    assert weights[valid].mean(dtype=np.float64) == pytest.approx(1, abs=1e-6)
+    assert not weights[~valid].any()
+
+
+def test_law_7_the_rule_that_does_not_scale_says_so():
+    for name, cls in components("reweighter").items():
+        assert cls(**PARAMS.get(name, {})).normalize == "tokens"
+    rule = build("reweighter", "advantage_reweight", alpha=0.25, normalize="none")
+    weights = Pipeline(build("scorer", "token_prob"), rule).decide(a_batch()).weights
+    valid = weights[a_batch()["response_mask"] > 0]
+    assert 0.75 < valid.min() < valid.max() < 1
+
+
+@over("selector", "reweighter")
+def test_law_9_a_decision_carries_no_gradient(scorer, kind, actuator):
+    batch = a_batch()
+    for name in FIELDS:
+        batch[name].requires_grad_()
+    batch["rollout_is_weights"] = torch.ones(12, 5, requires_grad=True)
+    decision = pipeline_of(scorer, kind, actuator).decide(batch)
+    updates = decision.updates(RolloutBatch(batch))
+    made = [decision.scores, decision.weights, decision.advantages, *decision.metrics.values()]
+    made += [updates["rollout_is_weights"], updates["response_mask"]]
+    assert not any(value.requires_grad for value in made if value is not None)
+
+
+@over("selector", "reweighter")
+def test_law_9_the_parts_alone_carry_no_gradient_either(scorer, kind, actuator):
+    batch = a_batch()
+    scores = build("scorer", scorer).score(batch).requires_grad_()
+    made = build(kind, actuator, **PARAMS.get(actuator, {})).act(scores, batch)
+    assert not (isinstance(made, torch.Tensor) and made.requires_grad)
