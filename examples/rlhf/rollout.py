@@ -96,8 +96,8 @@ def response_mask(responses: Tensor, stop_ids: Sequence[int]) -> Tensor:
 def described(policy: Policy, batch: Batch, temperature: float, micro_batch_size: int | None = None) -> Batch:
     """The policy's `old_log_probs` and `entropies` of a batch's responses, and its `values` if it has a value head.
 
-    One forward pass, in pieces of `micro_batch_size` samples (default: all at once), under the temperature that drew the responses. A
-    top-p cut is not in them: log-probabilities are those of the whole distribution, as is usual.
+    One forward pass, in pieces of `micro_batch_size` samples (default: all at once), under the temperature that
+    drew the responses. A top-p cut is not in them: log-probabilities are those of the whole distribution, as usual.
     """
     num_samples, num_response = batch["response_mask"].shape
     size = micro_batch_size or num_samples

@@ -81,6 +81,11 @@ class Selector(Actuator):
         kept = torch.as_tensor(self._rule(scores[rows], tidy, **ctx), device=scores.device)  # type: ignore[attr-defined]
         if kept.dtype != torch.bool:
             index = kept.to(torch.int64)
+            if len(index) and not 0 <= int(index.min()) <= int(index.max()) < tidy.num_samples:
+                raise ValueError(
+                    f"{type(self).__name__}.act kept index {int(index.max())} or {int(index.min())} of "
+                    f"{tidy.num_samples} samples. Return indices into the scores it was given."
+                )
             kept = torch.zeros(tidy.num_samples, dtype=torch.bool, device=scores.device)
             kept[index] = True
         keep = spread(kept, rows, False)
@@ -122,6 +127,8 @@ class Reweighter(Actuator):
 def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
     batch, scores, rows = _scored(batch, scores)
     weights = torch.as_tensor(self._rule(scores[rows], TidyBatch(batch, rows), **ctx)).detach()  # type: ignore[attr-defined]
+    if (weights < 0).any():
+        raise ValueError(f"{type(self).__name__}.act gave a weight of {float(weights.min())}. Weights must be >= 0.")
     weights = spread(weights if weights.dtype == torch.float64 else weights.float(), rows, 0.0)
     if self.normalize == "none":
         return weights if weights.dim() == 1 else torch.where(_tokens(batch, weights) > 0, weights, 0.0)
