@@ -13,6 +13,7 @@ from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.config import ComponentConfig, DataFlexConfig, Drop, Mechanism, OnEmpty, validate_compat
+from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.pipeline import Decision, Pipeline
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -124,9 +125,16 @@ class DataFlexCallback(Callback):
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what does not fit the module's estimator, before anything is computed."""
-        if stage == "fit":
-            self.check(pl_module)
+        """Refuse what does not fit the module's estimator, or the other callbacks, before anything is computed."""
+        if stage != "fit":
+            return
+        self.check(pl_module)
+        changing = [c.name for c in _callbacks(trainer) if getattr(c.pipeline.actuator, "changes_advantages", False)]
+        if len(changing) > 1:
+            raise ValueError(
+                f"{' and '.join(changing)} each normalise the advantages of their own kept samples, and only one can. "
+                "Give the others advantages: group."
+            )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, now that the module is configured and the strategy has wrapped it."""
@@ -186,7 +194,7 @@ class DataFlexCallback(Callback):
         """Log what was decided. The numbers are those of the global batch: there is nothing to reduce over ranks."""
         self._check_fired(pl_module)
         self.num_steps += 1
-        prefix = _log_prefix(self, trainer.callbacks)  # type: ignore[attr-defined]
+        prefix = _log_prefix(self, _callbacks(trainer))
         batch_size = sum(len(decision.keep) for decision in self._decisions)
         for key, value in merged([decision.metrics for decision in self._decisions]).items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
@@ -197,6 +205,11 @@ class DataFlexCallback(Callback):
         trainer = self._trainer
         if trainer is None or not trainer.training or trainer.sanity_checking:
             return None
+        if len(_callbacks(trainer)) > 1 and not holds_originals(batch.source):
+            raise ValueError(
+                f"A {type(batch.source).__name__} has no room for what several callbacks must know of each other. "
+                "Use a dict, a TensorDict or a dataclass without slots."
+            )
         if self.num_steps < self.config.warmup_step:
             batch.require(self.pipeline.requires)
             decision = Decision.neutral(batch)
@@ -237,9 +250,13 @@ class DataFlexCallback(Callback):
             )
 
 
-def _log_prefix(callback: DataFlexCallback, callbacks: list[Any]) -> str:
+def _callbacks(trainer: Trainer) -> list[DataFlexCallback]:
+    every: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in every if isinstance(callback, DataFlexCallback)]
+
+
+def _log_prefix(callback: DataFlexCallback, several: list[DataFlexCallback]) -> str:
     """`dataflex/`, and a label only where several callbacks log: the mechanism, if that says which."""
-    several = [c for c in callbacks if isinstance(c, DataFlexCallback)]
     if len(several) == 1:
         return "dataflex/"
     alike = [c for c in several if c.config.mechanism == callback.config.mechanism]

@@ -277,6 +277,17 @@ def test_batch_types(kind: Any, mount: str) -> None:
     )
 
 
+def test_a_named_tuple_has_no_room_for_several_callbacks() -> None:
+    with pytest.raises(ValueError, match=r"A Rollout has no room.*Use a dict"):
+        fit(AnyBatch(), [select(), reweight()], [Rollout(**rollout(0))])
+
+
+def test_two_rules_that_change_advantages_are_refused() -> None:
+    callbacks = [DataFlexCallback("select", "reward_difficulty", name) for name in ("gfpo", "max_variance")]
+    with pytest.raises(ValueError, match=r"gfpo and .*max_variance each normalise"):
+        fit(Toy(), callbacks, [rollout(0)])
+
+
 def test_a_tuple_is_no_rollout_batch() -> None:
     with pytest.raises(TypeError, match=r"cannot be a (tuple|list).*Give a dict"):
         fit(AnyBatch(), [select(mount="on_train_batch_start")], [tuple(rollout(0).values())])

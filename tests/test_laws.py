@@ -127,7 +127,7 @@ def same(got, want, rows=slice(None), ties: bool = False) -> None:
 
 @over("selector", "reweighter")
 @given(seed=SEEDS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_law_4_rows_may_be_permuted_and_groups_renamed(scorer, kind, actuator, seed):
     batch, pipeline = a_batch(seed), pipeline_of(scorer, kind, actuator)
     whole = pipeline.decide(batch)
@@ -143,7 +143,7 @@ def test_law_4_rows_may_be_permuted_and_groups_renamed(scorer, kind, actuator, s
 
 @over("selector", "reweighter")
 @given(seed=SEEDS, dirt=st.sampled_from([NAN, INF, -INF, 1e30]))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @pytest.mark.filterwarnings("ignore:2 samples have no score")
 def test_law_4_padding_and_samples_without_a_score_change_nothing(scorer, kind, actuator, seed, dirt):
     batch, pipeline = a_batch(seed), pipeline_of(scorer, kind, actuator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -88,6 +89,8 @@ def positions(attention_mask: Tensor) -> Tensor:
 
 def built(model_path: str | None, *, value_head: bool, seed: int) -> tuple[Policy, Tokenizer]:
     """The policy and its tokenizer: those of a local checkpoint, or without a path the embedded ones."""
+    if model_path is not None and not Path(model_path).is_dir():
+        raise ValueError(f"model_path is {model_path!r}, which is no folder. Give one that `save_pretrained` wrote.")
     tokenizer: Tokenizer = CharTokenizer() if model_path is None else HFTokenizer(model_path)
     model = embedded_model(seed) if model_path is None else _loaded(model_path)
     stop_ids = model.generation_config.eos_token_id

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.tidy import TidyBatch, spread
+from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.weighting import mean_one
 
 
@@ -88,6 +89,7 @@ class Selector(Actuator):
                 )
             kept = torch.zeros(tidy.num_samples, dtype=torch.bool, device=scores.device)
             kept[index] = True
+        _check_length(self, kept, tidy)
         keep = spread(kept, rows, False)
         return keep & batch.response_mask if keep.dim() == 2 and batch.response_mask is not None else keep
 
@@ -126,15 +128,19 @@ class Reweighter(Actuator):
 
 def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
     batch, scores, rows = _scored(batch, scores)
-    weights = torch.as_tensor(self._rule(scores[rows], TidyBatch(batch, rows), **ctx)).detach()  # type: ignore[attr-defined]
+    tidy = TidyBatch(batch, rows)
+    weights = torch.as_tensor(self._rule(scores[rows], tidy, **ctx)).detach()  # type: ignore[attr-defined]
+    _check_length(self, weights, tidy)
     if (weights < 0).any():
         raise ValueError(f"{type(self).__name__}.act gave a weight of {float(weights.min())}. Weights must be >= 0.")
     weights = spread(weights if weights.dtype == torch.float64 else weights.float(), rows, 0.0)
     if self.normalize == "none":
         return weights if weights.dim() == 1 else torch.where(_tokens(batch, weights) > 0, weights, 0.0)
     tokens = _tokens(batch, weights) * (rows if weights.dim() == 1 else rows[:, None])
-    # Weights that are all 0 would quietly train on nothing: every scored sample then counts alike.
-    weights = torch.where((weights * tokens).sum() > 0, weights, 1.0)
+    if len(tidy) and not (weights * tokens).sum() > 0:
+        # They would quietly train on nothing.
+        warn_once(self, f"{type(self).__name__} gave every sample a weight of 0. They count alike instead.")
+        weights = torch.ones_like(weights)
     return mean_one(weights, tokens)
 
 
@@ -157,6 +163,14 @@ def _scored(batch: Any, scores: Any) -> tuple[RolloutBatch, Tensor, Tensor]:
         scores = torch.where(_tokens(batch, scores) > 0, scores, torch.zeros_like(scores))
         scored = ~scores.isnan().any(-1)
     return batch, scores, scored & (batch.num_tokens > 0).to(scores.device)
+
+
+def _check_length(actuator: Actuator, result: Tensor, batch: RolloutBatch) -> None:
+    if result.dim() == 0 or len(result) != batch.num_samples:
+        raise ValueError(
+            f"{type(actuator).__name__}.act returned shape {tuple(result.shape)} for {batch.num_samples} samples. "
+            "Return one value per score it was given."
+        )
 
 
 def _tokens(batch: RolloutBatch, weights: Tensor) -> Tensor:

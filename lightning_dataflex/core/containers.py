@@ -138,6 +138,11 @@ def copy_with(source: Any, values: Mapping[str, Any]) -> Any:
     return new
 
 
+def holds_originals(source: Any) -> bool:
+    """Whether a batch of this type has room for the first values of replaced fields; a NamedTuple has not."""
+    return not _is_named_tuple(source) and (_is_verl(source) or _is_mapping(source) or hasattr(source, "__dict__"))
+
+
 def _fits(source: Any, key: str, declared: Sequence[str]) -> bool:
     if key in declared:
         return True

@@ -76,9 +76,16 @@ def components(kind: Kind) -> dict[str, type]:
 
 def _load_packages() -> None:
     for entry in entry_points(group=ENTRY_POINTS):
-        if entry.value not in _loaded:
-            _loaded.add(entry.value)
+        if entry.value in _loaded:
+            continue
+        try:
             entry.load()
+        except Exception as error:
+            raise ImportError(
+                f"The entry point {entry.name!r} registers components of {entry.value}, which cannot be imported: {error}. "
+                "Mend or uninstall the package that declares it."
+            ) from error
+        _loaded.add(entry.value)
 
 
 def registered_name(component: object) -> str:

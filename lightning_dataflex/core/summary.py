@@ -48,7 +48,7 @@ def summary(batch: RolloutBatch, scores: Tensor, keep: Tensor, weights: Tensor) 
     }
     if "rm_scores" in batch:
         outcomes = batch.outcomes.to(weights.device).double()
-        scored = valid & ~outcomes.isnan()
+        scored = valid & outcomes.isfinite()
         kept_rows = scored & (keep if keep.dim() == 1 else keep.any(-1))
         if "uid" in batch:
             metrics["frac_zero_std"] = _share_without_signal(batch, outcomes, valid)

@@ -159,6 +159,12 @@ def test_the_neutral_decision_keeps_what_can_be_scored():
     assert Decision.neutral(batch, torch.tensor([0.0, NAN, 1.0, 1.0])).weights.sum(-1).tolist() == [3, 0, 2, 0]
 
 
+def test_a_response_without_a_token_is_not_kept_whatever_its_score():
+    batch = {"response_mask": torch.tensor([[1, 0], [0, 0], [1, 1]])}
+    assert build("selector", "threshold_band").act(torch.tensor([0.5, 0.5, 0.5]), batch) == [0, 2]
+    assert build("reweighter", "per_advantage", alpha=1.0).act(torch.tensor([2.0, 9.0, 0.5]), batch)[1] == 0
+
+
 def test_missing_scores_are_told_once():
     pipeline, batch = a_pipeline(), a_batch(rm_scores=torch.tensor([1.0, NAN, 1.0, 0.0]))
     with pytest.warns(UserWarning, match="1 samples have no score: .* group_solve_rate reads, is NaN"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 
 from examples.rlhf import RLHFModule, policy
@@ -15,6 +16,7 @@ from examples.rlhf.estimators import value_loss
 from examples.rlhf.reward_model import RewardModel, corrupted
 from examples.rlhf.tasks import split
 from examples.rlhf.tokenizer import CHARACTERS
+from lightning_dataflex import DataFlexCallback
 
 Train = Callable[..., RLHFModule]
 
@@ -64,6 +66,41 @@ def test_the_micro_batch_cut_leaves_the_update_unchanged(trained: Train, estimat
     assert whole.abs().max() > 1e-4
     torch.testing.assert_close(cut, whole, rtol=0, atol=1e-10)
     torch.testing.assert_close(single, whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("weight", [0.0, 2.0])
+def test_the_loss_takes_the_weights_that_the_point_gives(trained: Train, weight: float) -> None:
+    def updated(weight: float | None) -> Tensor:
+        model = module(max_grad_norm=1e9)
+        model.configure_optimizers = lambda: torch.optim.SGD(model.policy.parameters(), lr=0.1)
+        if weight is not None:
+            weights = lambda batch: {"rollout_is_weights": torch.full_like(batch["old_log_probs"], weight)}  # noqa: E731
+            model.dataflex.register_forward_hook(lambda point, args, batch: batch | weights(batch))
+        start = parameters(model)
+        return parameters(trained(model)) - start
+
+    plain = updated(None)
+    assert plain.abs().max() > 1e-4
+    torch.testing.assert_close(updated(weight), weight * plain, rtol=1e-3, atol=1e-6)
+
+
+def test_the_callback_acts_through_the_point(trained: Train) -> None:
+    seen: dict[str, float] = {}
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer: Trainer, *args: object) -> None:
+            seen.update({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    scheduler = DataFlexCallback(
+        mechanism="select",
+        scorer={"name": "group_solve_rate", "params": {"success_threshold": 100.0}},
+        actuator={"name": "threshold_band", "params": {"low": 0.0, "high": 1.0}},
+    )
+    model = module()
+    start = parameters(model)
+    trained(model, 2, callbacks=[scheduler, Watch()])
+    assert seen["dataflex/kept_frac"] == 0.0
+    assert torch.equal(parameters(model), start)
 
 
 def test_gae_trains_policy_and_value_head(trained: Train) -> None:
@@ -148,6 +185,11 @@ def test_a_local_checkpoint_is_loaded_with_its_tokenizer(trained: Train, tmp_pat
     assert torch.isfinite(parameters(model)).all()
     # No warm-up of its own accord: what moved is one optimiser step at most.
     assert (parameters(model) - before).abs().max() <= model.hparams.lr * 1.01
+
+
+def test_a_checkpoint_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model_path is '/no/such', which is no folder"):
+        module(model_path="/no/such")
 
 
 def test_a_checkpoints_own_generation_settings_do_not_bend_the_draws(tmp_path: Path) -> None:
