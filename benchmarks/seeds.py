@@ -24,8 +24,10 @@ def run(config: str, seed: int, options: list[str]) -> dict[str, dict[str, float
     with tempfile.TemporaryDirectory() as folder:
         logger = ["--trainer.logger=lightning.pytorch.loggers.CSVLogger", f"--trainer.logger.save_dir={folder}"]
         command = [sys.executable, "-m", "lightning_dataflex", "fit", f"--config=configs/{config}.yaml"]
-        quiet = ["--trainer.enable_progress_bar=false", f"--seed_everything={seed}"]
-        subprocess.run([*command, *logger, *quiet, *options], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        command += [f"--seed_everything={seed}", *logger, *options]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(done.stdout + done.stderr)
         (report,) = Path(folder).rglob("report.json")
         return json.loads(report.read_text())
 

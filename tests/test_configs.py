@@ -39,7 +39,7 @@ def small(config: Path, checkpoint: Path, folder: Path) -> list[str]:
     """Arguments that make a configuration small, and nothing else than small."""
     model = {"num_generations": 4, "max_new_tokens": 3}
     data = {"num_train": 8, "num_held_out": 2, "batch_size": 4}
-    trainer = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1, "enable_progress_bar": "false"}
+    trainer = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1}
     if config.stem == "llm":
         model |= {"model_path": checkpoint}
         data |= {"source": "embedded", "domains": "[copy,addition]"}

@@ -82,8 +82,8 @@ def _load_packages() -> None:
             entry.load()
         except Exception as error:
             raise ImportError(
-                f"The entry point {entry.name!r} registers components of {entry.value}, which cannot be imported: {error}. "
-                "Mend or uninstall the package that declares it."
+                f"The entry point {entry.name!r} registers components of {entry.value}, which fails to import: "
+                f"{error}. Mend or uninstall the package that declares it."
             ) from error
         _loaded.add(entry.value)
 
