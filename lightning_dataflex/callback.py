@@ -6,10 +6,7 @@ import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
-from torch.optim import Optimizer
-from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.config import ComponentConfig, DataFlexConfig, Drop, Mechanism, OnEmpty, validate_compat
@@ -20,7 +17,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import merged
 from lightning_dataflex.mount import Mount, mount_of
-from lightning_dataflex.window import StepWindow
+from lightning_dataflex.window import EmptySteps, StepWindow
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -29,9 +26,6 @@ else:
     _installed = {"lightning.pytorch": find_spec("lightning"), "pytorch_lightning": find_spec("pytorch_lightning")}
     _bases = tuple(importlib.import_module(name).Callback for name, found in _installed.items() if found)
     Callback = _bases[0] if len(_bases) == 1 else type("Callback", _bases, {})
-
-EMPTY_WARNINGS_EVERY = 100
-"""After the first, only every so many steps without a kept sample are warned of."""
 
 
 class DataFlexCallback(Callback):
@@ -79,20 +73,35 @@ class DataFlexCallback(Callback):
         label: str | None = None,
     ) -> None:
         super().__init__()
-        config = DataFlexConfig(
-            mechanism, scorer, actuator, mount, drop, on_empty, warmup_step, update_step,
-            fields, weights_key, enforce, adv_estimator, label,
-        )  # fmt: skip
         if mechanism == "mix":
             raise ValueError(
                 "mechanism is 'mix', but there is no sampler yet that takes a Mixer's proportions. "
                 "Use select or reweight."
             )
-        self.config = config
-        self.pipeline = Pipeline.from_config(config)
+        self.config = DataFlexConfig(
+            mechanism=mechanism,
+            scorer=scorer,
+            actuator=actuator,
+            mount=mount,
+            drop=drop,
+            on_empty=on_empty,
+            warmup_step=warmup_step,
+            update_step=update_step,
+            fields=fields,
+            weights_key=weights_key,
+            enforce=enforce,
+            adv_estimator=adv_estimator,
+            label=label,
+        )
+        self.pipeline = Pipeline.from_config(self.config)
+        if self.pipeline.scorer.timing == "pre_rollout":
+            raise ValueError(
+                f"{registered_name(self.pipeline.scorer)} scores prompts before their rollout, where nothing acts yet. "
+                "Use a scorer of another timing."
+            )
         self.num_steps = 0
-        self._num_empty = 0
-        self._window = StepWindow()
+        self._empty_steps = EmptySteps(on_empty if enforce else "skip")
+        self._windows: list[StepWindow] = []
         self._mount: Mount | None = None
         self._trainer: Trainer | None = None
         self._decisions: list[Decision] = []
@@ -129,7 +138,9 @@ class DataFlexCallback(Callback):
         if stage != "fit":
             return
         self.check(pl_module)
-        changing = [c.name for c in _callbacks(trainer) if getattr(c.pipeline.actuator, "changes_advantages", False)]
+        changing = [
+            c.name for c in dataflex_callbacks(trainer) if getattr(c.pipeline.actuator, "changes_advantages", False)
+        ]
         if len(changing) > 1:
             raise ValueError(
                 f"{' and '.join(changing)} each normalise the advantages of their own kept samples, and only one can. "
@@ -143,6 +154,8 @@ class DataFlexCallback(Callback):
         kind = mount_of(pl_module, self.config.mount)
         self._mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
         self._mount.attach(pl_module)
+        if self.config.enforce:
+            self._windows = [StepWindow(optimizer) for optimizer in trainer.optimizers]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module as it was found."""
@@ -155,6 +168,9 @@ class DataFlexCallback(Callback):
     def _leave(self) -> None:
         if self._mount is not None:
             self._mount.detach()
+        for window in self._windows:
+            window.detach()
+        self._windows = []
         self._mount = self._trainer = None
         self._decisions = []
 
@@ -170,7 +186,8 @@ class DataFlexCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let the mount see the batch of the dataloader."""
         assert self._mount is not None
-        self._window.begin_batch()
+        for window in self._windows:
+            window.begin_batch()
         self._decisions = []
         self._mount.begin(batch)
 
@@ -181,12 +198,7 @@ class DataFlexCallback(Callback):
         # Under manual optimisation another loss may come first; the end of the batch is the check there.
         if pl_module.automatic_optimization:
             self._check_fired(pl_module)
-            self._check_empty_loss(loss)
-
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Let a step without any kept sample move nothing."""
-        if self.config.enforce and self.config.on_empty == "skip":
-            self._window.protect(optimizer)
+        self._check_empty_loss(loss)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -194,7 +206,7 @@ class DataFlexCallback(Callback):
         """Log what was decided. The numbers are those of the global batch: there is nothing to reduce over ranks."""
         self._check_fired(pl_module)
         self.num_steps += 1
-        prefix = _log_prefix(self, _callbacks(trainer))
+        prefix = _log_prefix(self, dataflex_callbacks(trainer))
         batch_size = sum(len(decision.keep) for decision in self._decisions)
         for key, value in merged([decision.metrics for decision in self._decisions]).items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
@@ -205,52 +217,43 @@ class DataFlexCallback(Callback):
         trainer = self._trainer
         if trainer is None or not trainer.training or trainer.sanity_checking:
             return None
-        if len(_callbacks(trainer)) > 1 and not holds_originals(batch.source):
+        if len(dataflex_callbacks(trainer)) > 1 and not holds_originals(batch.source):
             raise ValueError(
                 f"A {type(batch.source).__name__} has no room for what several callbacks must know of each other. "
                 "Use a dict, a TensorDict or a dataclass without slots."
             )
         if self.num_steps < self.config.warmup_step:
-            batch.require(self.pipeline.requires)
-            decision = Decision.neutral(batch)
+            decision = self.pipeline.keep_all(batch)
         else:
-            decision = self.pipeline.decide(batch, self.num_steps)
-            if not decision.num_kept:
-                decision = self._on_empty(decision, batch)
+            keep_all = self.config.on_empty == "keep"
+            decision = self.pipeline.decide(batch, self.num_steps, keep_all_if_empty=keep_all)
+            if decision.fell_back or not decision.num_kept:
+                settings = {key: value for key, value in vars(self.pipeline.actuator).items() if key[0] != "_"}
+                self._empty_steps.report(self.num_steps, self.name, decision, settings)
         self._decisions.append(decision)
-        self._window.add(decision)
+        for window in self._windows:
+            window.add(decision)
         return decision if self.config.enforce else None
-
-    def _on_empty(self, decision: Decision, batch: RolloutBatch) -> Decision:
-        scores = decision.scores[~decision.scores.isnan()]
-        span = f"{scores.min():.4g} to {scores.max():.4g}" if len(scores) else "none"
-        settings = {key: value for key, value in vars(self.pipeline.actuator).items() if not key.startswith("_")}
-        fact = f"Step {self.num_steps}: {self.name} keeps no sample. Scores: {span}; settings: {settings}."
-        if self.config.on_empty == "raise":
-            raise ValueError(f"{fact} Widen the rule, or use on_empty: skip or keep.")
-        if self._num_empty % EMPTY_WARNINGS_EVERY == 0:
-            outcome = "trains on all samples" if self.config.on_empty == "keep" else "leaves the parameters as they are"
-            rank_zero_warn(f"{fact} The step {outcome} (before it, {self._num_empty} others).", UserWarning)
-        self._num_empty += 1
-        return Decision.neutral(batch, decision.scores) if self.config.on_empty == "keep" else decision
 
     def _check_fired(self, pl_module: LightningModule) -> None:
         if not self._decisions:
             assert self._mount is not None
             raise RuntimeError(
-                f"{self.name} did not act in this training step of {type(pl_module).__name__}: {self._mount.silent}."
+                f"{self.name} did not act in this training step of {type(pl_module).__name__}: "
+                f"{self._mount.why_missed}."
             )
 
     def _check_empty_loss(self, loss: Tensor) -> None:
-        nothing_kept_here = not any(bool(decision.weights.any()) for decision in self._decisions)
-        if self.config.enforce and nothing_kept_here and not torch.isfinite(loss):
+        nothing_kept_here = self._decisions and not any(bool(decision.weights.any()) for decision in self._decisions)
+        if self.config.enforce and nothing_kept_here and not loss.isfinite():
             raise ValueError(
                 f"The loss is {loss.item()} on a batch of which no sample is kept. "
                 "Divide by the number of valid tokens clamped to at least 1: mask.sum().clamp(min=1)."
             )
 
 
-def _callbacks(trainer: Trainer) -> list[DataFlexCallback]:
+def dataflex_callbacks(trainer: Trainer) -> list[DataFlexCallback]:
+    """Those of a Trainer, in their order."""
     every: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in every if isinstance(callback, DataFlexCallback)]
 

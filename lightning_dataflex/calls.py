@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lightning_dataflex.core.containers import is_batch
-from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.containers import ORIGINAL, Arguments, is_batch
+from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
 
 Updates = Callable[[RolloutBatch], Mapping[str, Any]]
 """The fields to put into a rollout batch; none to leave it as it is."""
@@ -26,13 +26,16 @@ def with_decision(
         >>> with_decision(inspect.signature(loss), (0.5, [[1]]), {}, {}, lambda batch: {"rollout_is_weights": 2})
         ((0.5, [[1]], 2), {})
     """
+    known = {fields.get(name, name) for name in FIELDS}
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     arguments = bound.arguments
-    own = {fields.get(name, name): value for name, value in arguments.items() if value is not None}
+    spread_out = [arguments[p.name] for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+    own = {k: v for each in spread_out for k, v in each.items()}
+    own |= {fields.get(name, name): value for name, value in arguments.items() if value is not None}
     holder = next((name for name, value in arguments.items() if _is_rollout(value, fields)), None)
     if holder is None:
-        batch = RolloutBatch(own, fields)
+        batch = RolloutBatch(Arguments(own), fields)
         if "response_mask" not in batch:
             raise ValueError(
                 f"No argument of the loss is a rollout batch; it was called with {', '.join(arguments) or 'none'}. "
@@ -41,13 +44,19 @@ def with_decision(
         updates = updates_of(batch)
     else:
         batch = RolloutBatch(arguments[holder], fields)
-        shared = {name: value for name, value in own.items() if name != holder and name in batch.keys()}
+        shared = {name: value for name, value in own.items() if name != holder and (name in batch or name in known)}
         updates = updates_of(RolloutBatch(batch.replaced(shared), fields) if shared else batch)
         if updates:
             arguments[holder] = batch.replaced(updates)
     for name, value in updates.items():
-        if fields.get(name, name) in signature.parameters:
-            arguments[fields.get(name, name)] = value
+        argument = next((each for each in (fields.get(name, name), name) if each in signature.parameters), None)
+        if argument is not None:
+            arguments[argument] = value
+        elif holder is None and not name.startswith(ORIGINAL):
+            raise ValueError(
+                f"The loss has no argument {fields.get(name, name)!r} to put the decision into. "
+                f"Add {fields.get(name, name)}=None and use it, or pass the loss the batch."
+            )
     return bound.args, bound.kwargs
 
 

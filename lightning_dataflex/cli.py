@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_dataflex.callback import DataFlexCallback
+from lightning_dataflex.callback import DataFlexCallback, dataflex_callbacks
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.registry import BASES, components
 from lightning_dataflex.mount import mount_of
@@ -67,16 +67,11 @@ class DataFlexCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Refuse what does not fit the module before the Trainer starts processes."""
-        for callback in self.callbacks():
+        for callback in dataflex_callbacks(self.trainer):
             try:
                 callback.check(self.model)
             except ValueError as error:
                 _refuse(error)
-
-    def callbacks(self) -> list[DataFlexCallback]:
-        """Those of the blocks, and those under `trainer.callbacks`."""
-        every: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        return [callback for callback in every if isinstance(callback, DataFlexCallback)]
 
     def _blocks(self) -> list[dict[str, Any]]:
         given = self._get(self.config, "dataflex")
@@ -108,7 +103,7 @@ def checked(args: Sequence[str]) -> str:
     cli = _cli(list(args), run=False)
     lines = [f"ok: {type(cli.model).__name__} on {type(cli.datamodule).__name__ if cli.datamodule else 'its own data'}"]
     cli.before_fit()
-    for callback in cli.callbacks():
+    for callback in dataflex_callbacks(cli.trainer):
         try:
             mount = mount_of(cli.model, callback.config.mount)
         except ValueError as error:
@@ -120,7 +115,7 @@ def checked(args: Sequence[str]) -> str:
 
 def component_table() -> str:
     """The registered components, as a table in plain text."""
-    rows = [("mechanism", "name", "scores or takes", "groups", "reads", "source")]
+    rows = [("kind", "name", "scores or takes", "groups", "reads", "source")]
     for kind in BASES:
         for name, cls in components(kind).items():  # type: ignore[arg-type]
             takes = getattr(cls, "granularity", None) or ", ".join(cls.granularities)  # type: ignore[attr-defined]

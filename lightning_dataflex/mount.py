@@ -48,7 +48,7 @@ class Mount(ABC):
         weights_key: The field that the weights are written to.
     """
 
-    silent: str
+    why_missed: str
     """Why a decision may not have been asked for in a training step."""
 
     def __init__(self, decide: Decide, fields: Mapping[str, str], drop: Drop, weights_key: str) -> None:
@@ -75,25 +75,24 @@ class Mount(ABC):
     def before_backward(self, module: nn.Module) -> None:
         """A loss of this module is about to be back-propagated."""
 
-    def _updates(self, batch: RolloutBatch) -> Mapping[str, Any]:
-        decision = self.decide(batch)
+    def _updates(self, batch: RolloutBatch, decision: Decision | None) -> Mapping[str, Any]:
         return {} if decision is None else decision.updates(batch, drop=self.drop, weights_key=self.weights_key)
 
-    def _decided(self, batch: Any) -> Any:
-        rollout = RolloutBatch.of(batch, self.fields)
-        updates = self._updates(rollout)
-        return rollout.replaced(updates) if updates else batch
+    def _with(self, decision: Decision | None, batch: RolloutBatch) -> Any:
+        updates = self._updates(batch, decision)
+        return batch.replaced(updates) if updates else batch.source
 
 
 class PointMount(Mount):
     """Acts on what passes through the module's `DataFlexPoint`."""
 
-    silent = "its DataFlexPoint was not called. Call batch = self.dataflex(batch) in every training_step"
+    why_missed = "its DataFlexPoint was not called. Call batch = self.dataflex(batch) in every training_step"
 
     def _attach(self, module: nn.Module) -> None:
         @torch.compiler.disable(recursive=True)
         def hook(_point: nn.Module, _args: Any, batch: Any) -> Any:
-            return self._decided(batch)
+            rollout = RolloutBatch.of(batch, self.fields)
+            return self._with(self.decide(rollout), rollout)
 
         self._restore = [point.register_forward_hook(hook).remove for point in _points(module)]
 
@@ -101,7 +100,7 @@ class PointMount(Mount):
 class LossMount(Mount):
     """Acts on the batch that the module's loss is called with: a submodule, or a method, by its (dotted) name."""
 
-    silent = (
+    why_missed = (
         "the loss was not called through its attribute. Call it in every training_step, as a module or method, "
         "not its forward and not a reference that was taken earlier"
     )
@@ -118,7 +117,7 @@ class LossMount(Mount):
 
         @torch.compiler.disable(recursive=True)
         def arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-            return with_decision(signature, args, kwargs, self.fields, self._updates)
+            return with_decision(signature, args, kwargs, self.fields, lambda b: self._updates(b, self.decide(b)))
 
         if isinstance(target, nn.Module):
             handle = target.register_forward_pre_hook(lambda _module, a, k: arguments(a, k), with_kwargs=True)
@@ -136,12 +135,11 @@ class LossMount(Mount):
 class BatchMount(Mount):
     """Acts on the batch of the dataloader, which holds rewards and advantages already."""
 
-    silent = "training_step was not called with the batch. Call it through the Trainer"
-    _batch: Any = None
+    why_missed = "training_step was not called with the batch. Call it through the Trainer"
 
     def begin(self, batch: Any) -> None:
         # Once per batch: a step may be called several times with it, by LBFGS, or with a copy of it, on GPUs.
-        self._batch = self._decided(batch)
+        self._decision = self.decide(RolloutBatch.of(batch, self.fields))
 
     def _attach(self, module: nn.Module) -> None:
         training_step = module.training_step
@@ -149,7 +147,8 @@ class BatchMount(Mount):
 
         @functools.wraps(training_step)  # the Trainer reads its signature
         def step(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            return training_step(self._batch, *args, **kwargs)
+            # The batch may come from another callback, whose weights are multiplied.
+            return training_step(self._with(self._decision, RolloutBatch.of(batch, self.fields)), *args, **kwargs)
 
         self._restore = [_replaced_attribute(module, "training_step", step)]
 
@@ -157,7 +156,7 @@ class BatchMount(Mount):
 class GradientMount(Mount):
     """Scales the gradient of the per-token policy losses that the module publishes as `pg_losses`."""
 
-    silent = (
+    why_missed = (
         "pg_losses was not published anew. Set self.pg_losses to the per-token policy losses in every training_step, "
         "and back-propagate with manual_backward under manual optimisation"
     )
@@ -189,6 +188,8 @@ def mount_of(module: nn.Module, name: str | None) -> Callable[..., Mount]:
     """
     if name is None:
         name = "point" if _points(module) else "policy_loss"
+    if not isinstance(name, str):
+        raise ValueError(f"mount is {name!r}. Give point, on_train_batch_start, on_before_backward or a name, as text.")
     if name == "on_train_batch_start":
         return BatchMount
     if name == "on_before_backward":
@@ -252,7 +253,7 @@ def _scale_gradient(losses: Tensor, weights: Tensor) -> None:
                 "No gradient reached pg_losses: the loss does not pass through it, or was compiled in one graph with "
                 "it. Leave the loss uncompiled, or use a DataFlexPoint."
             )
-        return torch.where(weights == 0, 0.0, gradient * weights)
+        return torch.where(weights == 0, 0.0, gradient * weights).to(gradient.dtype)
 
     losses.register_hook(scaled)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Reweighter
-from lightning_dataflex.core.checks import in_range
+from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.functional import weighting
 
@@ -31,7 +31,7 @@ class Softmax(Reweighter):
     granularities = ("prompt", "response")
 
     def __init__(self, temperature: float = 1.0) -> None:
-        in_range("temperature", temperature, 0, math.inf, open_low=True)
+        check_range("temperature", temperature, 0, math.inf, open_low=True)
         self.temperature = temperature
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
@@ -59,9 +59,9 @@ class DifficultyBand(Reweighter):
     granularities = ("prompt", "response")
 
     def __init__(self, low_q: float = 0.25, high_q: float = 0.75, focus_weight: float = 2.0) -> None:
-        in_range("low_q", low_q, 0, 1)
-        in_range("high_q", high_q, low_q, 1)
-        in_range("focus_weight", focus_weight, 0, math.inf)
+        check_range("low_q", low_q, 0, 1)
+        check_range("high_q", high_q, low_q, 1)
+        check_range("focus_weight", focus_weight, 0, math.inf)
         self.low_q, self.high_q, self.focus_weight = low_q, high_q, focus_weight
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
@@ -85,7 +85,7 @@ class AdvantageReweight(Reweighter):
     paper = "Advantage reweighting, arXiv:2505.12929"
 
     def __init__(self, alpha: float = 0.5, normalize: Normalize = "tokens") -> None:
-        in_range("alpha", alpha, 0, 1)
+        check_range("alpha", alpha, 0, 1)
         if normalize not in ("tokens", "none"):
             raise ValueError(f"normalize is {normalize!r}. Use tokens or none.")
         self.alpha, self.normalize = alpha, normalize
@@ -110,7 +110,7 @@ class PerAdvantage(Reweighter):
     """
 
     def __init__(self, alpha: float = 0.5) -> None:
-        in_range("alpha", alpha, 0, math.inf)
+        check_range("alpha", alpha, 0, math.inf)
         self.alpha = alpha
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
 
+from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
@@ -32,7 +34,7 @@ class RewardDifficulty(Scorer):
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return batch.outcomes
 
-    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor]:
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         return {"rm_scores": batch.outcomes}
 
 
@@ -61,7 +63,7 @@ class AdvantageMagnitude(Scorer):
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return scoring.advantage_magnitude(batch.tensor("advantages"), batch.response_mask, reduction=self.agg)
 
-    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor]:
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         # |A| of a sample is its own magnitude, whatever the reduction.
         mask, advantages = batch.response_mask, batch.tensor("advantages")
         return {"advantages": scoring.advantage_magnitude(advantages, mask, reduction=self.agg)}
@@ -91,13 +93,14 @@ class GroupSolveRate(Scorer):
 
     def __init__(self, success_threshold: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        check_range("success_threshold", success_threshold, -math.inf, math.inf)
         self.success_threshold = success_threshold
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         group, num_groups = group_index(batch.group_ids)
         return scoring.solve_rate(batch.outcomes, group, num_groups, success_threshold=self.success_threshold)
 
-    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor]:
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         return {"rm_scores": batch.outcomes, "uid": batch.group_ids}
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
-from lightning_dataflex.core.checks import in_range
+from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.warn import warn_once
@@ -64,7 +64,7 @@ class TopKFraction(Selector):
     granularities = ("prompt", "response")
 
     def __init__(self, fraction: float = 0.5, largest: bool = True) -> None:
-        in_range("fraction", fraction, 0, 1, open_low=True)
+        check_range("fraction", fraction, 0, 1, open_low=True)
         self.fraction, self.largest = fraction, largest
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
@@ -90,7 +90,7 @@ class _WithinGroups(Selector):
             raise ValueError(f"advantages is {advantages!r}. Use subset or group.")
         self.changes_advantages = advantages == "subset"
 
-    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor]:
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         return {"rm_scores": batch.outcomes, "uid": batch.group_ids}
 
     def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
@@ -122,6 +122,7 @@ class GFPO(_WithinGroups):
 
     paper = "GFPO, arXiv:2508.09726"
     correction, eps = 0, 1e-6
+    columns = _WithinGroups.columns
 
     def __init__(
         self, k: int = 8, metric: Literal["short", "efficiency"] = "short", advantages: Advantages = "subset"
@@ -131,6 +132,10 @@ class GFPO(_WithinGroups):
             raise ValueError(f"k is {k}. Keep at least 1 response of each group.")
         if metric not in ("short", "efficiency"):
             raise ValueError(f"metric is {metric!r}. Use short or efficiency.")
+        if k == 1 and advantages == "subset":
+            warn_once(
+                self, "k is 1: alone in its subset a response has advantage 0. Use advantages: group or a larger k."
+            )
         self.k, self.metric = k, metric
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
@@ -163,10 +168,11 @@ class MaxVariance(_WithinGroups):
 
     paper = "PODS, arXiv:2504.13818"
     correction, eps = 1, 1e-4
+    columns = _WithinGroups.columns
 
     def __init__(self, keep_fraction: float = 0.5, advantages: Advantages = "subset") -> None:
         super().__init__(advantages)
-        in_range("keep_fraction", keep_fraction, 0, 1, open_low=True)
+        check_range("keep_fraction", keep_fraction, 0, 1, open_low=True)
         self.keep_fraction = keep_fraction
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:

@@ -34,20 +34,6 @@ def mean_over_ranks(value: Tensor) -> Tensor:
     return (total / num_ranks()).to(value.dtype)
 
 
-def any_rank(flag: bool, device: torch.device | None = None) -> bool:
-    """Whether the flag is set on some rank. A collective.
-
-    Example:
-        >>> any_rank(True)
-        True
-    """
-    if num_ranks() == 1:
-        return flag
-    highest = torch.tensor(int(flag), device=device)
-    dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-    return bool(highest)
-
-
 def gathered(columns: Mapping[str, Tensor], num_rows: int) -> tuple[dict[str, Tensor], slice]:
     """The rows of all ranks, one rank after the other, and where this rank's are among them.
 
@@ -55,11 +41,11 @@ def gathered(columns: Mapping[str, Tensor], num_rows: int) -> tuple[dict[str, Te
     columns in the same order; ranks may differ in rows, and may have none.
 
     Args:
-        columns: (N,) or (N, L) each, numbers or booleans.
+        columns: (N,) or (N, L) each, of numbers or booleans; every column has an L of its own.
         num_rows: N of this rank.
 
     Returns:
-        The columns as float64, int64 or bool; L is the largest of any rank, filled up with zeros.
+        The columns, L being the largest of any rank and filled up with zeros, and this rank's rows.
 
     Example:
         >>> gathered({"reward": torch.tensor([1.0, 0.0])}, num_rows=2)
@@ -68,18 +54,16 @@ def gathered(columns: Mapping[str, Tensor], num_rows: int) -> tuple[dict[str, Te
     if num_ranks() == 1:
         return dict(columns), slice(0, num_rows)
     device = next(iter(columns.values())).device
-    width = max((column.shape[1] for column in columns.values() if column.dim() == 2), default=1)
-    sizes = _all_gather(torch.tensor([[num_rows, width]], device=device))
-    most, widest = sizes.max(0).values.tolist()
-    packed = torch.cat([_as_bytes(column, most, widest) for column in columns.values()], dim=1)
+    widths = [column.shape[1] if column.dim() == 2 else 1 for column in columns.values()]
+    sizes = _all_gather(torch.tensor([[num_rows, *widths]], device=device))
+    most, *widest = sizes.max(0).values.tolist()
+    packed = torch.cat([_as_bytes(column, most, width) for column, width in zip(columns.values(), widest)], dim=1)
     everyone = _all_gather(packed).unflatten(0, (num_ranks(), most))
     rows = torch.cat([block[:count] for block, count in zip(everyone, sizes[:, 0].tolist())])
-    result, start = {}, 0
-    for name, column in columns.items():
-        num_bytes = (widest if column.dim() == 2 else 1) * 8
-        values = rows[:, start : start + num_bytes].contiguous().view(_wire_type(column))
-        result[name] = (values if column.dim() == 2 else values[:, 0]).to(_result_type(column))
-        start += num_bytes
+    result = {}
+    for (name, column), part in zip(columns.items(), rows.split([8 * width for width in widest], dim=1)):
+        values = part.contiguous().view(_wire_type(column)).to(column.dtype)
+        result[name] = values if column.dim() == 2 else values[:, 0]
     before = int(sizes[: dist.get_rank(), 0].sum())
     return result, slice(before, before + num_rows)
 
@@ -105,16 +89,12 @@ def _all_gather(rows: Tensor) -> Tensor:
 
 
 def _as_bytes(column: Tensor, num_rows: int, width: int) -> Tensor:
-    """(num_rows, 8) bytes, or (num_rows, 8 width) of a column with tokens."""
-    wide = column.to(_wire_type(column)).reshape(len(column), column.shape[1] if column.dim() == 2 else 1)
-    padded = wide.new_zeros(num_rows, width if column.dim() == 2 else 1)
-    padded[: len(wide), : wide.shape[1]] = wide
+    """(num_rows, 8 width) bytes, each number in eight."""
+    table = column.to(_wire_type(column)).reshape(len(column), column.shape[1] if column.dim() == 2 else 1)
+    padded = table.new_zeros(num_rows, width)
+    padded[: len(table), : table.shape[1]] = table
     return padded.view(torch.uint8)
 
 
 def _wire_type(column: Tensor) -> torch.dtype:
     return torch.float64 if column.is_floating_point() else torch.int64
-
-
-def _result_type(column: Tensor) -> torch.dtype:
-    return torch.bool if column.dtype == torch.bool else _wire_type(column)

@@ -1,57 +1,114 @@
-"""What an optimiser step has seen of the decisions, so that one that saw no kept sample moves nothing."""
+"""Steps in which nothing is kept: they are reported, and move nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torchmetrics.utilities import rank_zero_warn
 
+from lightning_dataflex.core.config import OnEmpty
 from lightning_dataflex.core.pipeline import Decision
-from lightning_dataflex.sync import any_rank
+from lightning_dataflex.sync import mean_over_ranks
+
+WARN_EVERY = 100
+"""After the first, only every so many steps without a kept sample are warned of."""
+
+
+class EmptySteps:
+    """Says when a rule keeps nothing.
+
+    Args:
+        on_empty: `raise` makes an error of it.
+    """
+
+    def __init__(self, on_empty: OnEmpty) -> None:
+        self.on_empty = on_empty
+        self.count = 0
+
+    def report(self, step: int, name: str, decision: Decision, settings: dict[str, Any]) -> None:
+        """Raise a ValueError, or warn now and then, naming the rule, the scores and the thresholds."""
+        scores = decision.scores[~decision.scores.isnan()]
+        span = f"{scores.min():.4g} to {scores.max():.4g}" if len(scores) else "none"
+        fact = f"Step {step}: {name} keeps no sample. Scores: {span}; settings: {settings}."
+        if self.on_empty == "raise":
+            raise ValueError(f"{fact} Widen the rule, or use on_empty: skip or keep.")
+        if self.count % WARN_EVERY == 0:
+            outcome = "trains on all samples" if decision.fell_back else "leaves the parameters as they are"
+            rank_zero_warn(f"{fact} The step {outcome} (before it, {self.count} others).", UserWarning)
+        self.count += 1
 
 
 class StepWindow:
-    """The decisions since the batch in which the last optimiser step was made.
+    """What has gone into an optimiser's gradients since the batch in which it made its last step.
 
     Under gradient accumulation that is several batches; under manual optimisation several steps may share one.
     """
 
-    def __init__(self) -> None:
-        self._decisions: list[tuple[int, bool]] = []
-        self._stepped = False
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._any_kept = self._any_dropped = self._stepped = False
+        self.detach = optimizer.register_step_pre_hook(self._before_step).remove
 
     def begin_batch(self) -> None:
-        """A new training batch: forget what the last optimiser step has used."""
+        """A new training batch: forget what the last step has used."""
         if self._stepped:
-            self._decisions, self._stepped = [], False
+            self._any_kept = self._any_dropped = self._stepped = False
 
     def add(self, decision: Decision) -> None:
-        self._decisions.append((decision.num_kept, bool(decision.metrics["kept_frac"] < 1)))
+        """A decision on samples that are about to be back-propagated."""
+        self._any_kept |= decision.num_kept > 0
+        self._any_dropped |= bool(decision.metrics["kept_frac"] < 1)
+
+    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Protect the parameters once the gradients are what the optimiser would use.
+
+        The Trainer computes and clips them in a closure that it hands to `step`; with a gradient scaler, before.
+        """
+        _, *rest = args
+        closure = rest[0] if rest else kwargs.get("closure")
+        if closure is None:
+            self.protect(optimizer)
+            return args, kwargs
+
+        def protected() -> Any:
+            loss = closure()
+            self.protect(optimizer)
+            return loss
+
+        return (optimizer, protected), {}
 
     def protect(self, optimizer: Optimizer) -> None:
-        """Before an optimiser step: take away the gradients if no kept sample is in them.
+        """Take the gradients away if no kept sample is in them.
 
         With gradients of zero, momentum and weight decay would still move the parameters; without any, the
         optimiser leaves them alone. A minibatch may hold no kept sample although its rollout does: its
         gradients are then zero everywhere.
         """
         self._stepped = True
-        if not self._decisions:
+        if not self._any_dropped:
             return
-        none_kept = not any(num_kept for num_kept, _ in self._decisions)
-        any_dropped = any(dropped for _, dropped in self._decisions)
-        if none_kept or (any_dropped and not _any_gradient(optimizer)):
+        size = _gradient_size(optimizer)
+        if not math.isfinite(size):
+            raise ValueError(
+                "The gradient is not finite in a step in which samples were dropped. Divide the loss by the number of "
+                "valid tokens clamped to at least 1, mask.sum().clamp(min=1): all samples of a batch may be dropped."
+            )
+        if not self._any_kept or size == 0:
             for parameter in _parameters(optimizer):
                 parameter.grad = None
 
 
-def _any_gradient(optimizer: Optimizer) -> bool:
-    """Whether some gradient is not zero, on some rank: sharded strategies hold a part each."""
+def _gradient_size(optimizer: Optimizer) -> float:
+    """Sum of |gradient|, over all ranks: sharded strategies hold a part each."""
     gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
     local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
-    device = local[0].device if local else None
-    return any_rank(any(bool(g.any()) for g in local), device)
+    sums = [g.coalesce().values().abs().sum() if g.is_sparse else g.abs().sum() for g in local]
+    device = sums[0].device if sums else torch.device("cpu")
+    return float(mean_over_ranks(torch.stack([s.float().to(device) for s in sums]).sum() if sums else torch.zeros(())))
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

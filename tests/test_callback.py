@@ -122,8 +122,47 @@ def test_a_loss_that_divides_by_nothing_is_an_error() -> None:
         def _loss(self, batch: Any) -> Tensor:
             return per_token(self.linear, batch).sum() / batch["response_mask"].sum()
 
-    with pytest.raises(ValueError, match=r"clamp\(min=1\)"):
-        fit(Careless(), [select()], [hopeless()])
+    for manual in (False, True):
+        with pytest.raises(ValueError, match=r"clamp\(min=1\)"):
+            fit(Careless(manual=manual), [select()], [hopeless()])
+
+
+def test_an_empty_step_may_be_clipped_by_value() -> None:
+    module = Toy(optimizer="AdamW")
+    with pytest.warns(UserWarning, match="keeps no sample"):
+        fit(module, [select()], [hopeless()], gradient_clip_val=0.1, gradient_clip_algorithm="value")
+    np.testing.assert_array_equal(weight_of(module), policy().weight.detach().numpy())
+
+
+def test_another_optimizers_step_does_not_close_the_window() -> None:
+    class ActorCritic(Toy):
+        def __init__(self) -> None:
+            super().__init__(manual=True)
+            self.critic = policy()
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            actor, critic = self.optimizers()
+            self.manual_backward(self._loss(self.dataflex(batch)))
+            if batch_idx == 1:
+                actor.step()
+            critic.zero_grad()
+            self.manual_backward(self.critic(batch["features"]).square().mean())
+            critic.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(part.parameters(), lr=LR) for part in (self.linear, self.critic)]
+
+    fit(module := ActorCritic(), [select()], [rollout(0), hopeless(1)])
+    keep, mask = kept_rows(rollout(0))[:, None], rollout(0)["response_mask"].numpy()
+    start = policy().weight.detach().numpy()
+    expected = start - LR * gradient(start, rollout(0), keep * mask, keep * mask)
+    np.testing.assert_allclose(weight_of(module), expected, atol=1e-7)
+
+
+def test_enforce_false_does_not_stop_an_empty_step() -> None:
+    fit(module := Toy(), [select(enforce=False, on_empty="raise")], [hopeless()])
+    fit(plain := Toy(), [], [hopeless()])
+    np.testing.assert_array_equal(weight_of(module), weight_of(plain))
 
 
 def test_weights_in_the_batch_are_multiplied() -> None:
@@ -135,7 +174,9 @@ def test_weights_in_the_batch_are_multiplied() -> None:
     )
 
 
-@pytest.mark.parametrize("mounts", [("point", "point"), ("point", "_loss"), ("on_train_batch_start", "point")])
+@pytest.mark.parametrize(
+    "mounts", [("point", "point"), ("point", "_loss"), ("on_train_batch_start", "point"), ("on_train_batch_start",) * 2]
+)
 def test_two_callbacks_in_either_order(mounts: tuple[str, str]) -> None:
     results = []
     for swap in (False, True):
@@ -280,6 +321,23 @@ def test_batch_types(kind: Any, mount: str) -> None:
 def test_a_named_tuple_has_no_room_for_several_callbacks() -> None:
     with pytest.raises(ValueError, match=r"A Rollout has no room.*Use a dict"):
         fit(AnyBatch(), [select(), reweight()], [Rollout(**rollout(0))])
+
+
+def test_a_loss_of_separate_arguments_has_no_room_for_several_callbacks() -> None:
+    with pytest.raises(ValueError, match="has no room"):
+        fit(Toy("keyword"), [select(mount="keyword_loss"), reweight(mount="keyword_loss")], [rollout(0)])
+
+
+@pytest.mark.parametrize("fields", [{"rm_scores": "acuracy"}, {"rm_score": "accuracy"}])
+def test_a_misspelt_mapping_is_refused(fields: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"no field 'rm_scores'|fields maps 'rm_score'.*Did you mean 'rm_scores'"):
+        fit(Toy(), [select(fields=fields)], [rollout(0) | {"accuracy": rollout(0)["rm_scores"]}])
+
+
+@pytest.mark.parametrize("weights_key", ["", 3, None, "advantages"])
+def test_a_weights_key_that_is_none_is_refused(weights_key: Any) -> None:
+    with pytest.raises(ValueError, match="weights_key is"):
+        select(weights_key=weights_key)
 
 
 def test_two_rules_that_change_advantages_are_refused() -> None:

@@ -11,7 +11,19 @@ from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
 
 from lightning_dataflex import DataFlexCallback
-from tests.toy import LR, MOUNTS, Toy, fit, gradient, kept_rows, minibatches, policy, rollout, softmax_weights
+from tests.toy import (
+    LR,
+    MOUNTS,
+    Toy,
+    fit,
+    gradient,
+    kept_rows,
+    minibatches,
+    per_token,
+    policy,
+    rollout,
+    softmax_weights,
+)
 
 TEMPERATURE = 0.5
 
@@ -169,6 +181,22 @@ def test_compiled_module_that_was_traced_without_the_callback() -> None:
     weight -= LR * gradient(weight, rollout(0), mask, mask)
     weight -= LR * reweighted(weight, rollout(1))
     np.testing.assert_allclose(module.linear.weight.detach().numpy(), weight, atol=1e-7)
+
+
+class Deaf(Toy):
+    """Its loss has no room for weights."""
+
+    def _loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        return self.deaf_loss(per_token(self.linear, batch), batch["response_mask"], batch["advantages"])
+
+    def deaf_loss(self, losses: torch.Tensor, response_mask: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        return losses.sum() / response_mask.sum()
+
+
+def test_a_loss_without_room_for_weights_is_refused() -> None:
+    callback = DataFlexCallback("reweight", "advantage_magnitude", "softmax", mount="deaf_loss")
+    with pytest.raises(ValueError, match="no argument 'rollout_is_weights'"):
+        fit(Deaf("method"), [callback], [rollout(0)])
 
 
 def _mask(batch: dict[str, Any]) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from lightning_dataflex import DataFlexCallback, Pipeline, Scorer, Selector
+from lightning_dataflex import DataFlexCallback, Pipeline, Scorer, Selector, build
 from lightning_dataflex.functional.loss import loss_denominator
 from lightning_dataflex.functional.selection import top_fraction
 from tests.toy import LR, Toy, fit, gradient, kept_rows, policy, rollout
@@ -45,12 +45,45 @@ class PlainTop(Selector):
         return top_fraction(torch.where(math, scores, -1.0), 0.5).nonzero().flatten().tolist()
 
 
+class PlainAdvantage(Selector):
+    """Reads a field of which the scorer beside it exchanges a number alone."""
+
+    requires = ("advantages",)
+
+    def act(self, scores: torch.Tensor, batch: Any, **ctx: Any) -> torch.Tensor:
+        return batch.batch["advantages"].sum(-1) > 0
+
+
+class PlainIds(Scorer):
+    """Reads a field that is wider than the responses."""
+
+    requires = ("input_ids", "response_mask")
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> torch.Tensor:
+        return batch["input_ids"].sum(-1) + batch["response_mask"].sum(-1)
+
+
+class FromRate(type(build("scorer", "group_solve_rate"))):
+    """Inherits the numbers of its base but reads something else."""
+
+    requires = ("old_log_probs", "response_mask")
+    needs_groups = False
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> torch.Tensor:
+        return batch.batch["old_log_probs"].sum(-1)
+
+
 def whole() -> dict[str, Any]:
     batch = rollout(7, NUM_SAMPLES)
     order = torch.tensor([0, 5, 2, 9, 4, 1, 6, 11, 8, 3, 10, 7])  # groups are spread over ranks
     batch = {key: value[order] for key, value in batch.items()}
     names = [f"prompt-{i}" for i in batch["uid"].tolist()]
-    return batch | {"uid": names, "domain": ["math" if i % 3 else "logic" for i in range(NUM_SAMPLES)]}
+    ids = torch.arange(NUM_SAMPLES)[:, None] * torch.arange(9) % 7
+    return batch | {
+        "input_ids": ids,
+        "uid": names,
+        "domain": ["math" if i % 3 else "logic" for i in range(NUM_SAMPLES)],
+    }
 
 
 PAIRS: dict[str, tuple[Any, Any, str]] = {
@@ -63,6 +96,10 @@ PAIRS: dict[str, tuple[Any, Any, str]] = {
     "tokens": ("token_prob", "advantage_reweight", "reweight"),
     "power": ("advantage_magnitude", "per_advantage", "reweight"),
     "plain": (PlainRate(), PlainTop(), "select"),
+    "plain actuator": ("advantage_magnitude", PlainAdvantage(), "select"),
+    "plain scorer": (PlainRate(), {"name": "gfpo", "params": {"k": 1, "advantages": "group"}}, "select"),
+    "wide field": (PlainIds(), "topk_fraction", "select"),
+    "subclass": (FromRate(), "softmax", "reweight"),
 }
 
 
@@ -83,6 +120,7 @@ def _decide(rank: int, world: int, cuts: list[int], folder: str) -> None:
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     mine = part_of(whole(), cuts[rank], cuts[rank + 1])
     decisions = {name: pipeline(name).decide(mine) for name in PAIRS}
+    decisions |= {"all": pipeline("band").keep_all(mine)}
     result = {name: (d.scores, d.keep, d.weights, d.advantages, d.metrics, d.num_kept) for name, d in decisions.items()}
     result["denominator"] = loss_denominator(mine["response_mask"], "token-mean")
     torch.save(result, f"{folder}/{rank}.pt")
@@ -94,14 +132,14 @@ def test_decisions_are_those_of_one_process(cuts: list[int], tmp_path: Path) -> 
     world = len(cuts) - 1
     mp.spawn(_decide, (world, cuts, str(tmp_path)), nprocs=world)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
-    for name in PAIRS:
-        alone = pipeline(name).decide(whole())
+    for name in (*PAIRS, "all"):
+        alone = pipeline("band").keep_all(whole()) if name == "all" else pipeline(name).decide(whole())
         for rank, (scores, keep, weights, advantages, metrics, num_kept) in enumerate(r[name] for r in ranks):
             rows, width = slice(cuts[rank], cuts[rank + 1]), weights.shape[1]
             expected = alone.scores[rows] if scores.dim() == 1 else alone.scores[rows, :width]
             torch.testing.assert_close(scores.double(), expected.double(), atol=1e-6, rtol=0, equal_nan=True, msg=name)
             assert torch.equal(keep, alone.keep[rows]), name
-            torch.testing.assert_close(weights.double(), alone.weights[rows, :width].double(), atol=1e-6, rtol=0)
+            torch.testing.assert_close(weights, alone.weights[rows, :width], atol=1e-6, rtol=0)
             if advantages is not None:
                 torch.testing.assert_close(advantages, alone.advantages[rows], atol=1e-6, rtol=0, check_dtype=False)
             assert num_kept == alone.num_kept

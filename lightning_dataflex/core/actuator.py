@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.tidy import TidyBatch, spread
+from lightning_dataflex.core.tidy import TidyBatch, placed
 from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.functional.scoring import unscored
 from lightning_dataflex.functional.weighting import mean_one
 
 
@@ -32,12 +33,18 @@ class Actuator(ABC):
     paper: ClassVar[str] = ""
     """Where the rule was published."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "act" in vars(cls) and "columns" not in vars(cls):
+            # Those of a base belong to the base's own act.
+            cls.columns = Actuator.columns  # type: ignore[method-assign]
+
     @abstractmethod
     def act(self, scores: Any, batch: Any, **ctx: Any) -> Any:
         """The action on a batch with these scores."""
 
-    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
-        """Columns (N,) that say as much to `act` as this rank's batch does; None where there are none.
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
+        """Numbers (N,) that say as much to `act` as this rank's batch does; None where there are none.
 
         They travel to the other ranks in place of the fields that the rule requires.
         """
@@ -51,10 +58,23 @@ class Actuator(ABC):
         """Take back what `state_dict` gave."""
 
 
+def _on_scored_rows(rule: Callable[..., Any], from_outside: Callable[..., Any]) -> Callable[..., Any]:
+    """An author's `act`, with `from_outside` around it unless its batch is tidy already."""
+
+    @functools.wraps(rule)
+    def act(self: Any, scores: Any, batch: Any, **ctx: Any) -> Any:
+        if isinstance(batch, TidyBatch):
+            return rule(self, scores, batch, **ctx)
+        return from_outside(self, scores, batch, **ctx)
+
+    return act
+
+
 class Selector(Actuator):
     """Scores to the samples that stay.
 
-    `act` returns their indices, or a boolean mask, (N,) for samples or (N, L) for tokens.
+    A subclass's `act` returns their indices, or a boolean mask, (N,) for samples or (N, L) for tokens. Called from
+    outside it gives the indices as a list, for tokens the mask; `keep` gives the mask in either case.
 
     Example:
         >>> class AboveHalf(Selector):
@@ -72,25 +92,19 @@ class Selector(Actuator):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "act" in vars(cls):
-            cls._rule = cls.act  # type: ignore[attr-defined]
-            cls.act = functools.wraps(cls.act)(_kept_indices)  # type: ignore[assignment, method-assign]
+            cls.act = _on_scored_rows(cls.act, _kept_indices)  # type: ignore[method-assign]
 
     def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` keeps as a mask: (N,) bool, or (N, L) for a rule on tokens."""
         batch, scores, rows = _scored(batch, scores)
         tidy = TidyBatch(batch, rows)
-        kept = torch.as_tensor(self._rule(scores[rows], tidy, **ctx), device=scores.device)  # type: ignore[attr-defined]
+        kept = torch.as_tensor(self.act(scores[rows], tidy, **ctx), device=scores.device)
         if kept.dtype != torch.bool:
-            index = kept.to(torch.int64)
-            if len(index) and not 0 <= int(index.min()) <= int(index.max()) < tidy.num_samples:
-                raise ValueError(
-                    f"{type(self).__name__}.act kept index {int(index.max())} or {int(index.min())} of "
-                    f"{tidy.num_samples} samples. Return indices into the scores it was given."
-                )
+            index = _checked_index(self, kept, tidy.num_samples)
             kept = torch.zeros(tidy.num_samples, dtype=torch.bool, device=scores.device)
             kept[index] = True
         _check_length(self, kept, tidy)
-        keep = spread(kept, rows, False)
+        keep = placed(kept, rows, False)
         return keep & batch.response_mask if keep.dim() == 2 and batch.response_mask is not None else keep
 
     def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
@@ -122,20 +136,24 @@ class Reweighter(Actuator):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "act" in vars(cls):
-            cls._rule = cls.act  # type: ignore[attr-defined]
-            cls.act = functools.wraps(cls.act)(_scaled_weights)  # type: ignore[assignment, method-assign]
+            cls.act = _on_scored_rows(cls.act, _scaled_weights)  # type: ignore[method-assign]
 
 
 def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
     batch, scores, rows = _scored(batch, scores)
     tidy = TidyBatch(batch, rows)
-    weights = torch.as_tensor(self._rule(scores[rows], tidy, **ctx)).detach()  # type: ignore[attr-defined]
+    weights = torch.as_tensor(self.act(scores[rows], tidy, **ctx)).detach()
     _check_length(self, weights, tidy)
+    if weights.dim() == 2:
+        weights = torch.where(_tokens(tidy, weights) > 0, weights, torch.zeros_like(weights))
     if (weights < 0).any():
         raise ValueError(f"{type(self).__name__}.act gave a weight of {float(weights.min())}. Weights must be >= 0.")
-    weights = spread(weights if weights.dtype == torch.float64 else weights.float(), rows, 0.0)
+    weights = placed(weights if weights.dtype == torch.float64 else weights.float(), rows, 0.0)
+    weights = torch.where(weights.isnan(), torch.zeros_like(weights), weights)
     if self.normalize == "none":
-        return weights if weights.dim() == 1 else torch.where(_tokens(batch, weights) > 0, weights, 0.0)
+        if weights.isinf().any():
+            raise ValueError(f"{type(self).__name__} gave an infinite weight. Weights must be finite.")
+        return weights
     tokens = _tokens(batch, weights) * (rows if weights.dim() == 1 else rows[:, None])
     if len(tidy) and not (weights * tokens).sum() > 0:
         # They would quietly train on nothing.
@@ -156,13 +174,22 @@ def _scored(batch: Any, scores: Any) -> tuple[RolloutBatch, Tensor, Tensor]:
         batch = RolloutBatch({"num_tokens": torch.ones(len(scores), dtype=torch.int64)})
     if len(scores) != batch.num_samples:
         raise ValueError(f"There are {len(scores)} scores for {batch.num_samples} samples. Give one per sample.")
-    if scores.dim() == 1:
-        scored = ~scores.isnan()
-    else:
+    if scores.dim() == 2:
         # What stands in padding tokens is no score, NaN included.
         scores = torch.where(_tokens(batch, scores) > 0, scores, torch.zeros_like(scores))
-        scored = ~scores.isnan().any(-1)
-    return batch, scores, scored & (batch.num_tokens > 0).to(scores.device)
+    return batch, scores, ~unscored(scores) & (batch.num_tokens > 0).to(scores.device)
+
+
+def _checked_index(selector: Selector, kept: Tensor, num_samples: int) -> Tensor:
+    name = type(selector).__name__
+    if len(kept) and (kept.is_floating_point() or len(kept.unique()) != len(kept)):
+        raise ValueError(f"{name}.act returned {kept.tolist()[:8]}. Return each index to keep once, or a boolean mask.")
+    if len(kept) and not 0 <= int(kept.min()) <= int(kept.max()) < num_samples:
+        raise ValueError(
+            f"{name}.act returned indices {int(kept.min())} to {int(kept.max())} of {num_samples} samples. "
+            "Return indices into the scores it was given."
+        )
+    return kept.to(torch.int64)
 
 
 def _check_length(actuator: Actuator, result: Tensor, batch: RolloutBatch) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 
-def in_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+def check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise a ValueError unless low <= value <= high (low < value when open_low).
 
     Example:
-        >>> in_range("fraction", 0.0, 0, 1, open_low=True)
+        >>> check_range("fraction", 0.0, 0, 1, open_low=True)
         Traceback (most recent call last):
         ValueError: fraction is 0.0. It must be in (0, 1].
     """

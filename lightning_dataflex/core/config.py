@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from lightning_dataflex.core.actuator import Actuator, Selector
 from lightning_dataflex.core.registry import BASES, Kind, build, construct, nearest, registered_name
+from lightning_dataflex.core.rollout import FIELDS
 from lightning_dataflex.core.scorer import Scorer
 
 Mechanism = Literal["select", "reweight", "mix"]
@@ -116,7 +117,7 @@ class DataFlexConfig:
         return cls(**block)
 
     def components(self) -> tuple[Scorer, Actuator]:
-        """The scorer and the actuator, built and checked against each other and the estimator."""
+        """The scorer and the actuator, built and checked against each other, the estimator and the mount."""
         scorer = component("scorer", self.scorer)
         actuator = component(ACTUATOR_KINDS[self.mechanism], self.actuator)
         validate_compat(scorer, actuator, self.adv_estimator)
@@ -150,6 +151,9 @@ def _check_values(block: Mapping[str, Any]) -> None:
     fields = block.get("fields") or {}
     if not isinstance(fields, Mapping) or not all(isinstance(text, str) for pair in fields.items() for text in pair):
         raise ValueError(f"fields is {fields!r}. It must map our names to yours, {{rm_scores: rewards}}.")
+    key = block.get("weights_key", "rollout_is_weights")
+    if not isinstance(key, str) or not key or key in FIELDS[:-1]:
+        raise ValueError(f"weights_key is {key!r}. Give the name of a field that holds nothing but weights.")
     if block.get("adv_estimator") is not None:
         check_estimator(block["adv_estimator"])
 

@@ -138,9 +138,15 @@ def copy_with(source: Any, values: Mapping[str, Any]) -> Any:
     return new
 
 
+class Arguments(dict[str, Any]):
+    """The arguments of a loss as a batch; nothing can be added to them that the loss does not declare."""
+
+
 def holds_originals(source: Any) -> bool:
     """Whether a batch of this type has room for the first values of replaced fields; a NamedTuple has not."""
-    return not _is_named_tuple(source) and (_is_verl(source) or _is_mapping(source) or hasattr(source, "__dict__"))
+    if _is_named_tuple(source) or isinstance(source, Arguments):
+        return False
+    return _is_verl(source) or _is_mapping(source) or hasattr(source, "__dict__")
 
 
 def _fits(source: Any, key: str, declared: Sequence[str]) -> bool:

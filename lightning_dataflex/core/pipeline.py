@@ -12,12 +12,13 @@ from torch import Tensor
 from lightning_dataflex.core.actuator import Actuator, Mixer, Reweighter, Selector
 from lightning_dataflex.core.config import DataFlexConfig, Drop, validate_compat
 from lightning_dataflex.core.containers import ORIGINAL
-from lightning_dataflex.core.registry import registered_name
-from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.global_batch import global_batch
+from lightning_dataflex.core.registry import nearest, registered_name
+from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import summary
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.core.world import global_batch
+from lightning_dataflex.functional.scoring import unscored
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Decision:
         advantages: (N,) to train the kept samples with, or None for those of the batch.
         metrics: Scalars of the global batch; see `summary`.
         num_kept: Kept samples (or tokens) of the global batch.
+        fell_back: The rule kept nothing anywhere, and every sample that has a score is kept in its place.
     """
 
     scores: Tensor
@@ -39,17 +41,7 @@ class Decision:
     advantages: Tensor | None
     metrics: dict[str, Tensor]
     num_kept: int
-
-    @classmethod
-    def neutral(cls, batch: RolloutBatch, scores: Tensor | None = None) -> Decision:
-        """Every sample that has a score counts alike; without scores, every sample with a valid token."""
-        mask = batch.token_mask
-        rows = mask.any(-1)
-        if scores is not None:
-            rows = rows & ~_missing(scores)
-        scores = torch.zeros(len(rows), device=rows.device) if scores is None else scores
-        metrics = summary(batch, scores, rows, rows.float())
-        return cls(scores, rows, _per_token(rows.float(), mask), None, metrics, int(rows.sum()))
+    fell_back: bool = False
 
     def updates(
         self, batch: RolloutBatch, *, drop: Drop = "mask", weights_key: str = "rollout_is_weights"
@@ -58,7 +50,12 @@ class Decision:
 
         Weights that the batch has already are multiplied.
         """
-        mask, weights = batch.token_mask, self.weights
+        mask = batch.token_mask
+        weights = (
+            self.weights.to(torch.as_tensor(batch["response_mask"]).device)
+            if "response_mask" in batch
+            else self.weights
+        )
         if batch.get(weights_key) is not None:
             there = torch.as_tensor(batch[weights_key]).detach().to(weights.device)
             there = there if there.dim() == 2 else there[:, None]
@@ -69,7 +66,8 @@ class Decision:
             dropped = mask & ~(self.keep if self.keep.dim() == 2 else self.keep[:, None])
             updates["response_mask"] = torch.where(dropped.to(current.device), torch.zeros_like(current), current)
             updates[ORIGINAL + "response_mask"] = batch.original("response_mask")
-        if self.advantages is not None and batch.get("advantages") is not None:
+        if self.advantages is not None:
+            batch.require(["advantages"])
             current = torch.as_tensor(batch["advantages"])
             new = self.advantages.to(current)
             updates["advantages"] = new if current.dim() == 1 else torch.where(mask, new[:, None], 0.0).to(current)
@@ -108,6 +106,10 @@ class Pipeline:
         self.fields = dict(fields or {})
         # Listed once each, in an order that every rank agrees on.
         self.requires = tuple(dict.fromkeys(("response_mask", *scorer.requires, *actuator.requires)))
+        readable = dict.fromkeys((*self.requires, *FIELDS))
+        for name in self.fields:
+            if name not in readable:
+                raise ValueError(f"fields maps {name!r}, which nothing reads. {nearest(name, readable)}")
 
     @classmethod
     def from_config(cls, block: DataFlexConfig | Mapping[str, Any], *, adv_estimator: str | None = None) -> Pipeline:
@@ -117,35 +119,72 @@ class Pipeline:
         return cls(scorer, actuator, fields=config.fields, adv_estimator=adv_estimator or config.adv_estimator)
 
     @torch.no_grad()
-    def decide(self, batch: Any, step_id: int = 0) -> Decision:
+    def decide(self, batch: Any, step_id: int = 0, *, keep_all_if_empty: bool = False) -> Decision:
         """Decide on a rollout batch of any type; the batch itself stays as it is.
 
         Under a process group a collective: the decision is the one on the samples of all ranks.
+
+        Args:
+            batch: The samples of this rank.
+            step_id: The training step, for scorers that ask.
+            keep_all_if_empty: Where the rule keeps nothing, keep every sample that has a score.
         """
+        local, world, rows = self._batches(batch)
+        scores = self.scorer.score(world, step_id)
+        keep, weights, advantages = self._action(scores, world)
+        fell_back = keep_all_if_empty and not keep.any()
+        if fell_back:
+            keep, advantages = ~unscored(scores) & (world.num_tokens > 0).to(scores.device), None
+            weights = keep.float()
+        decision = self._decision(local, world, rows, scores, keep, weights, advantages, fell_back)
+        if decision.metrics["n_nan"] > 0:
+            warn_once(
+                self,
+                f"{int(decision.metrics['n_nan'])} samples have no score: their reward, or another field that "
+                f"{registered_name(self.scorer)} reads, is NaN. They are not kept; the others are scored without them.",
+            )
+        return decision
+
+    @torch.no_grad()
+    def keep_all(self, batch: Any) -> Decision:
+        """The decision to leave a batch as it is: every sample with a valid token counts alike."""
+        local, world, rows = self._batches(batch)
+        keep = world.num_tokens > 0
+        return self._decision(local, world, rows, torch.zeros_like(keep, dtype=torch.float32), keep, keep.float())
+
+    def _batches(self, batch: Any) -> tuple[RolloutBatch, RolloutBatch, slice]:
         local = RolloutBatch.of(batch, self.fields)
         local.require(self.requires)
         world, rows = global_batch(local, self.scorer, self.actuator)
         if not world.num_samples:
             raise ValueError("The rollout batch has no samples. Give at least one.")
-        scores = self.scorer.score(world, step_id)
-        keep, weights, advantages = self._action(scores, world)
-        metrics = summary(world, scores, keep, weights)
-        if metrics["n_nan"] > 0:
-            warn_once(
-                self,
-                f"{int(metrics['n_nan'])} samples have no score: their reward, or another field that "
-                f"{registered_name(self.scorer)} reads, is NaN. They are not kept; the others are scored without them.",
-            )
+        return local, world, rows
+
+    def _decision(
+        self,
+        local: RolloutBatch,
+        world: RolloutBatch,
+        rows: slice,
+        scores: Tensor,
+        keep: Tensor,
+        weights: Tensor,
+        advantages: Tensor | None = None,
+        fell_back: bool = False,
+    ) -> Decision:
+        """This rank's part of a decision on the global batch."""
         mask = local.token_mask
-        width = mask.shape[1]
-        mine = [value[rows] if value.dim() == 1 else value[rows, :width] for value in (scores, keep, weights)]
+        scores_here, keep_here, weights_here = (
+            value[rows] if value.dim() == 1 else value[rows, : mask.shape[1]] for value in (scores, keep, weights)
+        )
+        spread_out = weights_here if weights_here.dim() == 2 else weights_here[:, None]
         return Decision(
-            scores=mine[0],
-            keep=mine[1],
-            weights=_per_token(mine[2], mask),
+            scores=scores_here,
+            keep=keep_here,
+            weights=torch.where(mask.to(weights.device), spread_out, 0.0).float(),
             advantages=None if advantages is None else advantages[rows],
-            metrics=metrics,
+            metrics=summary(world, scores, keep, weights),
             num_kept=int(keep.sum()),
+            fell_back=fell_back,
         )
 
     def _action(self, scores: Tensor, batch: RolloutBatch) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -154,14 +193,6 @@ class Pipeline:
             return keep, keep.float(), self.actuator.advantages(keep, batch)
         if isinstance(self.actuator, Reweighter):
             weights = self.actuator.act(scores, batch)
-            return ~_missing(scores) & (batch.num_tokens > 0).to(scores.device), weights, None
+            return ~unscored(scores) & (batch.num_tokens > 0).to(scores.device), weights, None
         assert isinstance(self.actuator, Mixer)
         raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Selector or a Reweighter.")
-
-
-def _missing(scores: Tensor) -> Tensor:
-    return scores.isnan() if scores.dim() == 1 else scores.isnan().any(-1)
-
-
-def _per_token(weights: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask.to(weights.device), weights if weights.dim() == 2 else weights[:, None], 0.0)

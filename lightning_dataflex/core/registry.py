@@ -135,7 +135,10 @@ def construct(cls: type, params: Mapping[str, Any], title: str) -> Any:
     missing = [n for n, p in known.items() if p.default is p.empty and n not in params]
     if missing:
         raise ValueError(f"The {title} needs {', '.join(missing)}. Give it under params.")
-    return cls(**{name: _typed(known[name], value, title) for name, value in params.items()})
+    component = cls(**{name: _typed(known[name], value, title) for name, value in params.items()})
+    if isinstance(component, Scorer) and "_defaults" not in vars(component):
+        raise ValueError(f"The {title} is no Metric yet: its __init__ must call super().__init__(**kwargs).")
+    return component
 
 
 def init_parameters(cls: type) -> dict[str, inspect.Parameter]:

@@ -15,6 +15,18 @@ from lightning_dataflex.core.containers import ORIGINAL, as_array, as_tensor, co
 from lightning_dataflex.core.ids import stable_ids
 from lightning_dataflex.functional import scoring
 
+FIELDS = (
+    "response_mask",
+    "advantages",
+    "rm_scores",
+    "old_log_probs",
+    "entropies",
+    "uid",
+    "domain",
+    "rollout_is_weights",
+)
+"""The fields of a rollout batch."""
+
 ALIASES = {"rm_scores": "token_level_scores"}
 """The second name under which verl's batches carry a field."""
 
@@ -101,7 +113,8 @@ class RolloutBatch:
 
     def _found(self, name: str) -> tuple[Any, str] | None:
         held = stores(self.source)
-        for key in (self.fields.get(name, name), name, ALIASES.get(name)):
+        # A mapped field is read under that name alone: another that happens to be there was not asked for.
+        for key in (self.fields[name],) if name in self.fields else (name, ALIASES.get(name)):
             for store in held:
                 if key is not None and key in store:
                     return store, key
@@ -138,7 +151,7 @@ class RolloutBatch:
         mask = self.original("response_mask")
         if mask is None:
             return None
-        mask = torch.as_tensor(mask)
+        mask = _exact_device(torch.as_tensor(mask))
         if mask.dim() != 2:
             raise ValueError(f"response_mask has shape {tuple(mask.shape)}. It must be (samples, response tokens).")
         return mask != 0
@@ -187,7 +200,7 @@ class RolloutBatch:
         if value is None:
             raise ValueError(self.missing(name))
         try:
-            value = torch.as_tensor(value).detach()
+            value = _exact_device(torch.as_tensor(value).detach())
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
                 f"{name} is not numeric: {error}. Give a tensor, an array or a list of numbers."
@@ -209,6 +222,11 @@ class RolloutBatch:
             raise ValueError(
                 f"{name} has {shown} but the rollout batch has {self.num_samples} samples. Give one row per sample."
             )
+
+
+def _exact_device(tensor: Tensor) -> Tensor:
+    # Statistics are summed in float64, which Apple's GPUs do not have.
+    return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
 class FieldView(Mapping[str, Any]):

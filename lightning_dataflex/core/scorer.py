@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.tidy import TidyBatch, scorable, spread
+from lightning_dataflex.core.tidy import TidyBatch, placed, scorable
 from lightning_dataflex.core.warn import warn_once
 
 Timing = Literal["pre_rollout", "post_reward", "post_advantage", "in_loss"]
@@ -65,22 +65,31 @@ class Scorer(Metric):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.add_state("scores", default=[], dist_reduce_fx="cat")
+        self.add_state("scores", default=[], dist_reduce_fx="cat", persistent=False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, allowed in (("timing", get_args(Timing)), ("granularity", get_args(Granularity))):
             if getattr(cls, name) not in allowed:
                 raise ValueError(f"{cls.__name__}.{name} is {getattr(cls, name)!r}. Use one of {', '.join(allowed)}.")
+        if isinstance(cls.requires, str):
+            raise ValueError(f"{cls.__name__}.requires is {cls.requires!r}. Give a list of names.")
         if "score" in vars(cls):
+            if "columns" not in vars(cls):
+                # Those of a base belong to the base's own score.
+                cls.columns = Scorer.columns  # type: ignore[method-assign]
             cls.score = _on_scorable_rows(cls.score)  # type: ignore[method-assign]
+
+    def add_state(self, name: str, default: Any, dist_reduce_fx: Any = None, persistent: bool = True) -> None:
+        """As `Metric.add_state`, but saved in the checkpoint unless said otherwise."""
+        super().add_state(name, default, dist_reduce_fx, persistent)
 
     @abstractmethod
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         """Scores of a rollout batch: (N,), or (N, L) for token scores; NaN where there is nothing to score."""
 
-    def reduced(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
-        """Columns (N,) that say as much to `score` as this rank's batch does, under the names of fields.
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
+        """Numbers (N,) that say as much to `score` as this rank's batch does, under the names of fields.
 
         They travel to the other ranks in place of the fields that the scorer requires. None where there are none.
         """
@@ -98,6 +107,8 @@ class Scorer(Metric):
 def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:
     @functools.wraps(score)
     def on_scorable_rows(self: Scorer, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        if isinstance(batch, TidyBatch):  # a subclass that calls its base
+            return score(self, batch, step_id, **ctx)
         batch = RolloutBatch.of(batch)
         rows = scorable(batch, self.requires)
         tidy = TidyBatch(batch, rows)
@@ -108,12 +119,22 @@ def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:
                 "is alone in its group. Give the samples of one prompt the same uid.",
             )
         scores = torch.as_tensor(score(self, tidy, step_id, **ctx)).detach()
-        if len(scores) != tidy.num_samples:
+        if scores.dim() == 0 or len(scores) != tidy.num_samples:
             raise ValueError(
-                f"{type(self).__name__}.score returned {len(scores)} scores for {tidy.num_samples} samples. "
+                f"{type(self).__name__}.score returned shape {tuple(scores.shape)} for {tidy.num_samples} samples. "
                 "Return one per row of the batch it was given."
             )
-        return spread(scores if scores.dtype == torch.float64 else scores.float(), rows, torch.nan)
+        if self.granularity != "token" and scores.dim() == 2 and scores.shape[1] == 1:
+            scores = scores[:, 0]
+        if scores.dim() != (2 if self.granularity == "token" else 1):
+            shape = "(N, L)" if self.granularity == "token" else "(N,)"
+            raise ValueError(
+                f"{type(self).__name__}.score returned shape {tuple(scores.shape)}, but scores of a {self.granularity} "
+                f"are {shape}. Return those, or declare another granularity."
+            )
+        if scores.dim() == 2 and tidy.response_mask is not None:
+            scores = torch.where(tidy.response_mask.to(scores.device), scores, torch.zeros_like(scores))
+        return placed(scores if scores.dtype == torch.float64 else scores.float(), rows, torch.nan)
 
     return on_scorable_rows
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional.groups import group_index
-from lightning_dataflex.functional.scoring import no_signal
+from lightning_dataflex.functional.scoring import no_signal, unscored
 
 
 def summary(batch: RolloutBatch, scores: Tensor, keep: Tensor, weights: Tensor) -> dict[str, Tensor]:
@@ -38,13 +38,12 @@ def summary(batch: RolloutBatch, scores: Tensor, keep: Tensor, weights: Tensor) 
     mean = _ratio((exact * times).sum(), times.sum())
     per_sample = exact * valid if weights.dim() == 1 else (exact * times).sum(-1) / tokens.clamp(min=1)
     counted = valid if keep.dim() == 1 else batch.token_mask.to(keep.device)
-    missing = scores.isnan() if scores.dim() == 1 else scores.isnan().any(-1)
     metrics = {
         "kept_frac": _ratio((keep & counted).sum(), counted.sum()),
         "weight_mean": mean,
         "weight_std": _ratio(((exact - mean).square() * times).sum(), times.sum()).sqrt(),
         "ess": _ratio(per_sample.sum().square(), per_sample.square().sum()),
-        "n_nan": (missing & valid).sum(),
+        "n_nan": (unscored(scores) & valid).sum(),
     }
     if "rm_scores" in batch:
         outcomes = batch.outcomes.to(weights.device).double()
@@ -64,7 +63,8 @@ def merged(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         >>> merged([{"n_nan": torch.tensor(1.0)}, {"n_nan": torch.tensor(2.0)}])
         {'n_nan': tensor(3.)}
     """
-    stacked = {name: torch.stack([each[name] for each in metrics]) for name in metrics[0]}
+    names = dict.fromkeys(name for each in metrics for name in each)
+    stacked = {name: torch.stack([each[name] for each in metrics if name in each]) for name in names}
     return {name: values.sum() if name == "n_nan" else values.mean() for name, values in stacked.items()}
 
 

@@ -45,11 +45,14 @@ class TidyBatch(RolloutBatch):
             raise KeyError(self.missing(name))
         value, mask = self._whole.original(name), self._whole.response_mask
         table = as_tensor(value)
-        if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape and name != "response_mask":
+        if isinstance(table, Tensor) and table.is_floating_point() and mask is not None and table.shape == mask.shape:
             value = torch.where(mask.to(table.device), table, torch.zeros((), dtype=table.dtype, device=table.device))
         if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
         return self._taken(value)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        raise TypeError(f"A rule reads its batch and cannot write {name!r} into it. Return what it finds.")
 
     def original(self, name: str) -> Any:
         return self.get(name)
@@ -97,14 +100,14 @@ def scorable(batch: RolloutBatch, names: Iterable[str]) -> Tensor:
     for name in names:
         if name == "rm_scores" and name in batch:
             rows = rows & ~batch.outcomes.isnan().to(rows.device)
-        elif (
-            name != "uid" and isinstance(value := as_tensor(batch.original(name)), Tensor) and value.is_floating_point()
-        ):
-            rows = rows & ~_any_nan(batch.tensor(name), batch.response_mask).to(rows.device)
+            continue
+        value = as_tensor(batch.original(name))
+        if isinstance(value, Tensor) and value.is_floating_point() and name != "uid":
+            rows = rows & ~_any_nan(value.detach(), batch.response_mask).to(rows.device)
     return rows
 
 
-def spread(values: Tensor, rows: Tensor, fill: float) -> Tensor:
+def placed(values: Tensor, rows: Tensor, fill: float) -> Tensor:
     """Values of the rows that count at their places in the whole batch, `fill` elsewhere."""
     if bool(rows.all()):
         return values
@@ -114,6 +117,7 @@ def spread(values: Tensor, rows: Tensor, fill: float) -> Tensor:
 
 
 def _any_nan(value: Tensor, mask: Tensor | None) -> Tensor:
-    if value.dim() == 1:
-        return value.isnan()
-    return (value.isnan() if mask is None else value.isnan() & mask).any(-1)
+    missing = value.isnan()
+    if mask is not None and mask.shape == value.shape:
+        missing = missing & mask.to(missing.device)
+    return missing if missing.dim() == 1 else missing.flatten(1).any(-1)

@@ -67,7 +67,7 @@ def policy_loss(
 
     Returns:
         The loss, a scalar connected to the graph even when no token is valid (it is 0 then), and its
-        parts: `policy`, `kl`, `entropy` (in the loss's own normalisation) and `clip_fraction`.
+        parts: `policy`, `kl`, `entropy` and `clipped` (1 for a clipped token), all in the loss's own normalisation.
 
     Example:
         >>> logp = torch.tensor([[-1.0, -2.0]], requires_grad=True)
@@ -90,13 +90,13 @@ def policy_loss(
     advantages = torch.where(counted, advantages[:, None] if advantages.dim() == 1 else advantages, 0.0)
     log_ratio = torch.where(counted, _wide(log_probs) - _wide(old_log_probs), 0.0)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    clipped = ratio.clamp(1 - clip_low, 1 + (clip_low if clip_high is None else clip_high))
-    per_token = torch.maximum(-advantages * ratio, -advantages * clipped)
-    clip_fraction = aggregated((-advantages * clipped > -advantages * ratio).to(ratio.dtype))
+    bounded = ratio.clamp(1 - clip_low, 1 + (clip_low if clip_high is None else clip_high))
+    per_token = torch.maximum(-advantages * ratio, -advantages * bounded)
+    clipped = aggregated((-advantages * bounded > -advantages * ratio).to(ratio.dtype))
     if weights is not None:
         per_token = per_token * torch.where(counted, weights, 0.0)
     loss = policy = aggregated(per_token)
-    parts = {"policy": policy.detach(), "clip_fraction": clip_fraction.detach()}
+    parts = {"policy": policy.detach(), "clipped": clipped.detach()}
     if kl_coef:
         if ref_log_probs is None:
             raise ValueError(f"kl_coef is {kl_coef} but there are no ref_log_probs. Pass them, or set kl_coef to 0.")

@@ -108,6 +108,16 @@ def token_prob(log_probs: Tensor, response_mask: Tensor | None = None) -> Tensor
     return probs if response_mask is None else torch.where(response_mask.bool(), probs, 0.0)
 
 
+def unscored(scores: Tensor) -> Tensor:
+    """(N,) bool: the samples without a score, those with a NaN among their token scores included.
+
+    Example:
+        >>> unscored(torch.tensor([0.0, torch.nan])), unscored(torch.tensor([[0.0, torch.nan], [1.0, 1.0]]))
+        (tensor([False,  True]), tensor([ True, False]))
+    """
+    return scores.isnan() if scores.dim() == 1 else scores.isnan().any(-1)
+
+
 def check_reduction(reduction: str) -> None:
     """Raise a ValueError for a name that is no `TokenReduction`."""
     if reduction not in get_args(TokenReduction):

@@ -98,13 +98,13 @@ def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid:
         rewards: (N,).
         group: (N,) dense group index.
         keep_fraction: in (0, 1]; `share` says how many that is of each group's valid samples.
-        valid: (N,) bool, the samples that may be kept. Default: all. NaN rewards may not.
+        valid: (N,) bool, the samples that may be kept. Default: all. Rewards that are not finite may not.
 
     Example:
         >>> max_variance(torch.tensor([0.0, 0.0, 0.0, 1.0, 1.1, 1.2, 5.0]), torch.zeros(7).long(), 3 / 7)
         tensor([ True,  True, False, False, False, False,  True])
     """
-    eligible = ~rewards.isnan() if valid is None else valid & ~rewards.isnan()
+    eligible = rewards.isfinite() if valid is None else valid & rewards.isfinite()
     index = eligible.nonzero().flatten()
     keep = torch.zeros_like(eligible)
     if not len(index):
@@ -124,8 +124,11 @@ def _num_low(values: Tensor, group: Tensor, rank: Tensor, size: Tensor, num_kept
     end = size.cumsum(0)
     start = end - size
     order = torch.empty_like(rank).scatter_(0, start[group] + rank, torch.arange(len(rank), device=rank.device))
-    # Centred on the group's median, which keeps the difference of large squares small.
-    centred = values[order] - values[order][start + size // 2][group[order]]
+    # Within -1..1 in every group, so that a large reward takes no digits from the sums of the groups after it.
+    ordered, owner_group = values[order], group[order]
+    centred = ordered - ordered[start + size // 2][owner_group]
+    spread = (ordered[end - 1] - ordered[start])[owner_group]
+    centred = torch.where(spread > 0, centred / spread, 0.0)
     sums = torch.nn.functional.pad(centred.cumsum(0), (1, 0))
     squares = torch.nn.functional.pad(centred.square().cumsum(0), (1, 0))
 

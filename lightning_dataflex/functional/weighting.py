@@ -14,9 +14,9 @@ def mean_one(weights: Tensor, tokens: Tensor) -> Tensor:
     """The weights scaled so that their mean over the valid tokens is 1.
 
     Args:
-        weights: (N,) with the number of valid tokens of each sample in `tokens` (N,), or (N, L) with the
-            `response_mask` (N, L). NaN weights count as 0.
-        tokens: as said.
+        weights: (N,) of samples or (N, L) of tokens. NaN counts as 0.
+        tokens: How many valid tokens each weight stands for: (N,) the lengths of the samples, or (N, L) their
+            `response_mask`.
 
     Returns:
         The shape of `weights`; all zeros where there is no positive weight on a valid token.

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lightning_dataflex import Mixer, Pipeline, RolloutBatch, Selector, build
-from lightning_dataflex.core.pipeline import Decision
 
 NAN = float("nan")
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
@@ -148,15 +147,22 @@ def test_a_batch_without_a_mask_has_one_weight_per_sample():
     scores = build("scorer", "group_solve_rate").score(batch)
     keep = build("selector", "threshold_band").keep(scores, batch)
     assert keep.tolist() == [True, True, False, False]
-    assert Decision.neutral(batch).weights.tolist() == [[1]] * 4
 
 
-def test_the_neutral_decision_keeps_what_can_be_scored():
+def test_keeping_all_leaves_out_padding_alone():
     mask = MASK.clone()
     mask[3] = 0
-    batch = RolloutBatch(a_batch(response_mask=mask))
-    assert Decision.neutral(batch).keep.tolist() == [True, True, True, False]
-    assert Decision.neutral(batch, torch.tensor([0.0, NAN, 1.0, 1.0])).weights.sum(-1).tolist() == [3, 0, 2, 0]
+    decision = a_pipeline().keep_all(a_batch(response_mask=mask, rm_scores=torch.tensor([1.0, NAN, 1.0, 1.0])))
+    assert decision.keep.tolist() == [True, True, True, False]
+    assert torch.equal(decision.weights, mask.float())
+
+
+def test_a_rule_that_keeps_nothing_may_keep_what_can_be_scored():
+    batch = a_batch(rm_scores=torch.tensor([1.0, NAN, 1.0, 1.0]))
+    decision = a_pipeline().decide(batch, keep_all_if_empty=True)
+    assert decision.fell_back
+    assert decision.keep.tolist() == [True, False, True, True]
+    assert decision.num_kept == 3
 
 
 def test_a_response_without_a_token_is_not_kept_whatever_its_score():

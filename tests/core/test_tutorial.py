@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dataflex import Pipeline, build
+from lightning_dataflex import Pipeline, Reweighter, build
 from lightning_dataflex.core import registry
 from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.config import validate_compat
@@ -153,3 +153,86 @@ def test_as_a_metric_it_collects_the_scores_of_its_batches():
     scorer.reset()
     scorer.update(batch_of(OUTCOMES))
     np.testing.assert_array_equal(scorer.compute(), RATES)
+
+
+def test_a_subclass_may_call_its_base():
+    class Halves(type(build("reweighter", "softmax"))):
+        def act(self, scores, batch, **ctx):
+            return super().act(scores, batch, **ctx) * 0.5
+
+    class Narrow(type(build("selector", "threshold_band"))):
+        def act(self, scores, batch, **ctx):
+            return super().act(scores, batch, **ctx) & (scores < 0.5)
+
+    scores = torch.tensor([0.1, float("nan"), 0.3, 0.7])
+    assert Narrow().act(scores, {}) == [0, 2]
+    torch.testing.assert_close(Halves().act(scores, {}), build("reweighter", "softmax").act(scores, {}))
+
+
+def test_a_rule_cannot_write_into_the_batch():
+    class Writes(Scorer):
+        requires = ("rm_scores",)
+
+        def score(self, batch, step_id=0, **ctx):
+            batch.batch["rm_scores"] = batch.batch["rm_scores"] * 2
+            return batch["rm_scores"]
+
+    with pytest.raises(TypeError, match="cannot write 'rm_scores'"):
+        Writes().score({"rm_scores": torch.ones(2)})
+
+
+def test_padding_of_token_weights_and_scores_decides_nothing():
+    class Inverse(Reweighter):
+        def act(self, scores, batch, **ctx):
+            return 1 / scores
+
+    class Ratio(Scorer):
+        requires = ("old_log_probs", "response_mask")
+        granularity = "token"
+
+        def score(self, batch, step_id=0, **ctx):
+            return batch["old_log_probs"] / batch["old_log_probs"]
+
+    batch = {
+        "old_log_probs": torch.tensor([[-1.0, -2.0], [-4.0, 0.0]]),
+        "response_mask": torch.tensor([[1, 1], [1, 0]]),
+    }
+    scores = Ratio().score(batch)
+    assert scores.tolist() == [[1, 1], [1, 0]]
+    weights = Inverse().act(torch.tensor([[1.0, 2.0], [4.0, 0.0]]), batch)
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 0.5], [0.25, 0.0]]) * 3 / 1.75)
+
+
+def test_the_state_of_a_scorer_is_saved():
+    class Counts(Scorer):
+        def __init__(self, **kw):
+            super().__init__(**kw)
+            self.add_state("seen", torch.tensor(0), dist_reduce_fx="sum")
+
+        def score(self, batch, step_id=0, **ctx):
+            self.seen += 1
+            return batch["rm_scores"]
+
+    scorer, again = Counts(), Counts()
+    scorer.score({"rm_scores": torch.ones(2)})
+    again.load_state_dict(scorer.state_dict())
+    assert int(again.seen) == 1
+
+
+@pytest.mark.parametrize("result", [[0.0, 0.0, 1.0], [2.7], [1, 1], [0, 3], [-1]])
+def test_what_is_no_list_of_indices_is_refused(result):
+    class Odd(Selector):
+        def act(self, scores, batch, **ctx):
+            return result
+
+    with pytest.raises(ValueError, match=r"Odd\.act returned"):
+        Odd().act(torch.zeros(3), {})
+
+
+@pytest.mark.parametrize(("granularity", "shape"), [("prompt", (2, 3)), ("token", (2,))])
+def test_scores_of_another_granularity_are_refused(granularity, shape):
+    Odd = type(
+        "Odd", (Scorer,), {"granularity": granularity, "score": lambda self, batch, step_id=0: torch.zeros(shape)}
+    )
+    with pytest.raises(ValueError, match=f"scores of a {granularity} are"):
+        Odd().score({"rm_scores": torch.zeros(2)})

@@ -3,14 +3,17 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from examples.rlhf import PromptDataModule, Report, RLHFModule, policy
-from examples.rlhf.report import plot
+from examples.rlhf.report import held_out_rates, plot
+from examples.rlhf.solving import SolveRates
 from examples.rlhf.tasks import DOMAINS
 
 Train = Callable[..., RLHFModule]
@@ -86,7 +89,30 @@ def test_validation_and_test_count_every_held_out_prompt(tmp_path: Path) -> None
     assert (validated["val/solve_rate/copy"], validated["val/solve_rate/sorting"]) == (0.0, 1.0)
 
 
-def test_two_ranks_count_every_held_out_prompt_once_and_write_one_report(trained: Train, tmp_path: Path) -> None:
+def test_two_ranks_share_the_held_out_prompts() -> None:
+    data = PromptDataModule(num_train=1, num_held_out=3)
+    data.setup()
+    seen: list[str] = []
+
+    def evaluate(rank: int) -> None:
+        strategy = SimpleNamespace(reduce=lambda counts, reduce_op: counts)
+        precision = SimpleNamespace(val_step_context=nullcontext)
+        trainer = SimpleNamespace(
+            datamodule=data, global_rank=rank, world_size=2, strategy=strategy, precision_plugin=precision
+        )
+        model = knows()
+        model.solve_rates = lambda rows: (
+            seen.extend(row["prompt_id"] for row in rows)
+            or SolveRates.of(data.domains, [row["domain"] for row in rows], torch.ones(len(rows)))
+        )
+        held_out_rates(trainer, model, batch_size=4)
+
+    evaluate(0)
+    evaluate(1)
+    assert sorted(seen) == sorted(row["prompt_id"] for row in data.prompts.held_out)
+
+
+def test_two_ranks_write_one_report(trained: Train, tmp_path: Path) -> None:
     report = Report()
     trained(knows(), 2, callbacks=[report], devices=2, strategy="ddp_spawn", limit_val_batches=1)
     result = json.loads((tmp_path / "report.json").read_text())

@@ -96,7 +96,7 @@ def test_the_clip_fraction_counts_the_clipped_tokens():
     clipped = np.where(x["advantages"] > 0, ratio > 1.2, ratio < 0.8)
     counted = MASK & (x["rollout_is_weights"] > 0)
     out, *_ = measured(x, MASK)
-    assert out.parts["clip_fraction"].item() == pytest.approx((clipped & counted).sum() / MASK.sum())
+    assert out.parts["clipped"].item() == pytest.approx((clipped & counted).sum() / MASK.sum())
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)

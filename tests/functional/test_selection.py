@@ -127,3 +127,11 @@ def test_nothing_to_select_from_selects_nothing():
     assert group_top_k(none, group, 2).tolist() == []
     assert max_variance(none, group, 0.5).tolist() == []
     assert in_band(none, 0, 1).tolist() == []
+
+
+def test_a_huge_reward_in_one_group_leaves_the_others_alone():
+    group, second = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), [0.0, 0.5, 1.0, 0.4]
+    alone = max_variance(torch.tensor(second), torch.zeros(4).long(), 0.5)
+    for huge in (1.0, 1e9, 1e30, float("inf")):
+        kept = max_variance(torch.tensor([huge, 0.0, 0.2, 0.4, *second]), group, 0.5)
+        assert torch.equal(kept[4:], alone)
