@@ -207,7 +207,7 @@ class DataFlexCallback(Callback):
         self._check_fired(pl_module)
         self.num_steps += 1
         prefix = _log_prefix(self, dataflex_callbacks(trainer))
-        batch_size = sum(len(decision.keep) for decision in self._decisions)
+        batch_size = max(1, sum(len(decision.keep) for decision in self._decisions))
         for key, value in merged([decision.metrics for decision in self._decisions]).items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
         self._decisions = []

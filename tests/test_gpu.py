@@ -1,0 +1,43 @@
+"""On a GPU: the decisions and the training of the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_dataflex import DataFlexCallback, Pipeline
+from tests.test_ranks import PAIRS, pipeline
+from tests.toy import LR, Toy, fit, gradient, kept_rows, policy, rollout
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none here"),
+]
+
+BUILT_IN = [name for name in PAIRS if not name.startswith("plain") and name not in ("wide field", "subclass")]
+
+
+def on_gpu(batch: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.cuda() if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_decisions_are_those_of_the_cpu(name: str) -> None:
+    decide: Pipeline = pipeline(name)
+    there, here = decide.decide(on_gpu(rollout(0))), decide.decide(rollout(0))
+    assert there.weights.is_cuda
+    assert torch.equal(there.keep.cpu(), here.keep)
+    torch.testing.assert_close(there.weights.cpu(), here.weights, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mount", ["point", "_loss", "on_train_batch_start"])
+def test_training_is_that_of_the_closed_form(mount: str) -> None:
+    callback = DataFlexCallback("select", "group_solve_rate", "threshold_band", mount=mount)
+    fit(module := Toy(), [callback], [rollout(0)], accelerator="gpu")
+    keep, mask = kept_rows(rollout(0))[:, None], rollout(0)["response_mask"].numpy()
+    start = policy().weight.detach().numpy()
+    expected = start - LR * gradient(start, rollout(0), keep * mask, keep * mask)
+    np.testing.assert_allclose(module.linear.weight.detach().cpu().numpy(), expected, atol=1e-7)
