@@ -75,6 +75,15 @@ def test_a_step_without_kept_samples_moves_nothing(accumulate: int) -> None:
     np.testing.assert_array_equal(weight_of(module), weight_of(plain))
 
 
+def test_with_drop_weight_other_terms_of_the_loss_do_not_move_an_empty_step() -> None:
+    class Regularised(Toy):
+        def _loss(self, batch: Any) -> Tensor:
+            return super()._loss(batch) + self.linear.weight.square().sum()
+
+    fit(module := Regularised(), [select(drop="weight")], [hopeless()])
+    np.testing.assert_array_equal(weight_of(module), policy().weight.detach().numpy())
+
+
 def test_an_empty_batch_does_not_undo_a_window_with_kept_samples() -> None:
     module, weight = Toy(), policy().weight.detach().numpy().copy()
     fit(module, [select()], [rollout(0), hopeless(1)], accumulate_grad_batches=2)
