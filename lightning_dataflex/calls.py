@@ -41,7 +41,12 @@ def with_decision(
                 f"No argument of the loss is a rollout batch; it was called with {', '.join(arguments) or 'none'}. "
                 "Pass it the batch, or use a DataFlexPoint."
             )
-        updates = updates_of(batch)
+        try:
+            updates = updates_of(batch)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} Here the batch is what the loss is called with: {', '.join(arguments)}."
+            ) from error
     else:
         batch = RolloutBatch(arguments[holder], fields)
         shared = {name: value for name, value in own.items() if name != holder and (name in batch or name in known)}

@@ -33,7 +33,7 @@ USAGE = """usage: dataflex COMMAND [OPTIONS]
   components  list the registered scorers, selectors, reweighters and mixers
 
 Each of the first four takes --config FILE, overrides such as --dataflex.actuator.params.low=0.3, and --help;
-fit, validate and test also take --print_config."""
+fit, validate and test also take --print_config. 'dataflex fit --dataflex.help DataFlexConfig' explains the block."""
 
 
 class DataFlexCLI(LightningCLI):
@@ -49,13 +49,18 @@ class DataFlexCLI(LightningCLI):
             default=None,
             **{_FROM_FILE: True},
             help="What picks and weighs the data: a block with mechanism, scorer and actuator, a list of such blocks, "
-            "or a file that holds them. 'dataflex components' lists the names.",
+            "or a file that holds them. --dataflex.help DataFlexConfig explains its keys; 'dataflex components' lists "
+            "the names. An override reaches the last block of a list.",
         )
 
     def before_instantiate_classes(self) -> None:
         """Build the callbacks of the blocks; what does not fit ends the command with one sentence."""
         try:
             self.dataflex = [DataFlexCallback(**vars(DataFlexConfig.of(block))) for block in self._blocks()]
+            names = [callback.name for callback in self.dataflex]
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"Two blocks are called {name!r}. Give one of them a label.")
         except ValueError as error:
             _refuse(error)
 

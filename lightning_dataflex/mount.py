@@ -205,12 +205,14 @@ def mount_of(module: nn.Module, name: str | None) -> Callable[..., Mount]:
     owner, attribute = _owner(module, name)
     if callable(getattr(owner, attribute, None)):
         return functools.partial(LossMount, name)
-    has = f"mount is {name!r} but {kind} has no such module or method"
-    if name == "policy_loss":
-        has = f"{kind} has no DataFlexPoint and no {name!r}"
+    instead = (
+        "Leave mount out to use its DataFlexPoint, or give"
+        if _points(module)
+        else "It has no DataFlexPoint either: add self.dataflex = DataFlexPoint(), or give as mount"
+    )
     raise ValueError(
-        f"{has}. Add self.dataflex = DataFlexPoint(), or give as mount the name of the module or method that computes "
-        "its policy loss, on_train_batch_start or on_before_backward."
+        f"{kind} has no module or method {name!r}. {instead} the name of the attribute that computes its policy loss, "
+        "on_train_batch_start or on_before_backward."
     )
 
 

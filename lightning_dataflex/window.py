@@ -39,7 +39,7 @@ class EmptySteps:
             raise ValueError(f"{fact} Widen the rule, or use on_empty: skip or keep.")
         if self.count % WARN_EVERY == 0:
             outcome = "trains on all samples" if decision.fell_back else "leaves the parameters as they are"
-            rank_zero_warn(f"{fact} The step {outcome} (before it, {self.count} others).", UserWarning)
+            rank_zero_warn(f"{fact} The step {outcome}. Such steps so far: {self.count + 1}.", UserWarning)
         self.count += 1
 
 

@@ -248,8 +248,8 @@ def test_group_scorer_on_gae_is_refused_before_the_first_step(source: str) -> No
     ("mount", "offers", "why"),
     [
         ("point", "batch", "no DataFlexPoint"),
-        (None, "batch", "no DataFlexPoint and no 'policy_loss'"),
-        ("poli_loss", "point", "no such module or method"),
+        (None, "batch", "no module or method 'policy_loss'. It has no DataFlexPoint either"),
+        ("poli_loss", "point", "no module or method 'poli_loss'. Leave mount out"),
     ],
 )
 def test_a_mount_that_is_not_there(mount: str | None, offers: str, why: str) -> None:

@@ -145,6 +145,7 @@ def changed(**keys: Any) -> dict[str, Any]:
         (changed(adv_estimator="gae"), "group_solve_rate compares the samples of a group, but adv_estimator 'gae'"),
         (changed(scorer={"name": "token_prob"}, actuator={"name": "gfpo"}), "token_prob scores each token"),
         ({"mechanism": "select", "scorer": {"name": "token_prob"}}, "arguments are required: actuator"),
+        ([BLOCK, BLOCK], "Two blocks are called 'select.group_solve_rate.threshold_band'. Give one of them a label."),
         (changed(scorer={"class_path": "torch.nn.Linear"}), "is no Scorer"),
     ],
 )
@@ -163,7 +164,7 @@ def test_typo_in_a_command(capsys: pytest.CaptureFixture) -> None:
 def test_check_sees_the_estimator_and_the_mount_of_the_module(config: Any, capsys: pytest.CaptureFixture) -> None:
     path = config()
     assert "'gae' has no groups" in error(capsys, "check", "--config", path, "--model.adv_estimator=gae")
-    assert "no DataFlexPoint and no 'policy_loss'" in error(capsys, "check", "--config", path, "--model.offers=batch")
+    assert "no module or method 'policy_loss'" in error(capsys, "check", "--config", path, "--model.offers=batch")
 
 
 def test_fit_refuses_an_estimator_without_groups(config: Any, capsys: pytest.CaptureFixture) -> None:

@@ -83,7 +83,7 @@ def _load_packages() -> None:
         except Exception as error:
             raise ImportError(
                 f"The entry point {entry.name!r} registers components of {entry.value}, which fails to import: "
-                f"{error}. Mend or uninstall the package that declares it."
+                f"{str(error).rstrip('.')}. Mend or uninstall the package that declares it."
             ) from error
         _loaded.add(entry.value)
 
@@ -101,7 +101,12 @@ def lookup(kind: Kind, name: str) -> type:
     """The class registered under a name; a ValueError names the nearest."""
     known = components(kind)
     if name not in known:
-        raise ValueError(f"There is no {kind} {name!r}. {nearest(name, known)}")
+        other = [each for each in BASES if each != kind and name in _classes[each]]
+        hint = f"It is a {other[0]}. " if other else ""
+        raise ValueError(
+            f"There is no {kind} {name!r}. {hint}{nearest(name, known)} "
+            "One of your own must be imported first: give its class_path."
+        )
     return known[name]
 
 
