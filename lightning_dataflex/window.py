@@ -103,12 +103,14 @@ class StepWindow:
 
 
 def _gradient_size(optimizer: Optimizer) -> float:
-    """Sum of |gradient|, over all ranks: sharded strategies hold a part each."""
+    """Sum of |gradient|, averaged over ranks: sharded strategies hold a part each."""
     gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
     local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
-    sums = [g.coalesce().values().abs().sum() if g.is_sparse else g.abs().sum() for g in local]
-    device = sums[0].device if sums else torch.device("cpu")
-    return float(mean_over_ranks(torch.stack([s.float().to(device) for s in sums]).sum() if sums else torch.zeros(())))
+    dense = [g.coalesce().values() if g.is_sparse else g for g in local]
+    # In at least float32, because the sum of many half-precision numbers leaves their range.
+    sums = [g.abs().sum(dtype=torch.promote_types(g.dtype, torch.float32)).float() for g in dense]
+    total = torch.stack([each.to(sums[0].device) for each in sums]).sum() if sums else torch.zeros(())
+    return float(mean_over_ranks(total))
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from lightning_dataflex import DataFlexCallback, DataFlexPoint, RolloutBatch
+from lightning_dataflex.window import _gradient_size
 from tests.toy import LR, Toy, fit, gradient, kept_rows, per_token, policy, rollout, softmax_weights, token_mean
 
 BAND = {"name": "threshold_band", "params": {"low": 0.0, "high": 1.0}}
@@ -141,6 +142,13 @@ def test_an_empty_step_may_be_clipped_by_value() -> None:
     with pytest.warns(UserWarning, match="keeps no sample"):
         fit(module, [select()], [hopeless()], gradient_clip_val=0.1, gradient_clip_algorithm="value")
     np.testing.assert_array_equal(weight_of(module), policy().weight.detach().numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_large_gradients_of_any_precision_are_finite(dtype: torch.dtype) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1000, dtype=dtype))
+    parameter.grad = torch.full_like(parameter, 1000.0)
+    assert _gradient_size(torch.optim.SGD([parameter], lr=1.0)) == pytest.approx(1e6, rel=1e-2)
 
 
 def test_another_optimizers_step_does_not_close_the_window() -> None:
