@@ -12,7 +12,6 @@ from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional import scoring
-from lightning_dataflex.functional.groups import group_index
 
 
 @register_scorer("reward_difficulty")
@@ -97,7 +96,7 @@ class GroupSolveRate(Scorer):
         self.success_threshold = success_threshold
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        group, num_groups = group_index(batch.group_ids)
+        group, num_groups = batch.groups
         return scoring.solve_rate(batch.outcomes, group, num_groups, success_threshold=self.success_threshold)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:

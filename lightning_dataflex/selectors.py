@@ -13,7 +13,6 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import selection
 from lightning_dataflex.functional.advantages import grpo_advantages
-from lightning_dataflex.functional.groups import group_index
 
 Advantages = Literal["subset", "group"]
 
@@ -139,7 +138,7 @@ class GFPO(_WithinGroups):
         self.k, self.metric = k, metric
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        group, _ = group_index(batch.group_ids)
+        group, _ = batch.groups
         largest = int(group.bincount().max()) if len(group) else 0
         if self.k > largest > 0:
             warn_once(
@@ -176,5 +175,5 @@ class MaxVariance(_WithinGroups):
         self.keep_fraction = keep_fraction
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        group, _ = group_index(batch.group_ids)
+        group, _ = batch.groups
         return selection.max_variance(batch.outcomes, group, self.keep_fraction)

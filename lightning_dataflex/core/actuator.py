@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.tidy import TidyBatch, placed
+from lightning_dataflex.core.tidy import TidyBatch, placed, scored
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.functional.scoring import unscored
 from lightning_dataflex.functional.weighting import mean_one
 
 
@@ -177,7 +176,7 @@ def _scored(batch: Any, scores: Any) -> tuple[RolloutBatch, Tensor, Tensor]:
     if scores.dim() == 2:
         # What stands in padding tokens is no score, NaN included.
         scores = torch.where(_tokens(batch, scores) > 0, scores, torch.zeros_like(scores))
-    return batch, scores, ~unscored(scores) & (batch.num_tokens > 0).to(scores.device)
+    return batch, scores, scored(batch, scores)
 
 
 def _checked_index(selector: Selector, kept: Tensor, num_samples: int) -> Tensor:

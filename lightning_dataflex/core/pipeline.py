@@ -17,8 +17,8 @@ from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import summary
+from lightning_dataflex.core.tidy import scored
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.functional.scoring import unscored
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,8 @@ class Decision:
         Weights that the batch has already are multiplied.
         """
         mask = batch.token_mask
-        weights = (
-            self.weights.to(torch.as_tensor(batch["response_mask"]).device)
-            if "response_mask" in batch
-            else self.weights
-        )
+        home = batch.get("response_mask")
+        weights = self.weights.to(home.device) if isinstance(home, Tensor) else self.weights
         if batch.get(weights_key) is not None:
             there = torch.as_tensor(batch[weights_key]).detach().to(weights.device)
             there = there if there.dim() == 2 else there[:, None]
@@ -70,7 +67,7 @@ class Decision:
             batch.require(["advantages"])
             current = torch.as_tensor(batch["advantages"])
             new = self.advantages.to(current)
-            updates["advantages"] = new if current.dim() == 1 else torch.where(mask, new[:, None], 0.0).to(current)
+            updates["advantages"] = new if current.dim() == 1 else torch.where(mask.to(new.device), new[:, None], 0.0)
             updates[ORIGINAL + "advantages"] = batch.original("advantages")
         return updates
 
@@ -134,7 +131,7 @@ class Pipeline:
         keep, weights, advantages = self._action(scores, world)
         fell_back = keep_all_if_empty and not keep.any()
         if fell_back:
-            keep, advantages = ~unscored(scores) & (world.num_tokens > 0).to(scores.device), None
+            keep, advantages = scored(world, scores), None
             weights = keep.float()
         decision = self._decision(local, world, rows, scores, keep, weights, advantages, fell_back)
         if decision.metrics["n_nan"] > 0:
@@ -193,6 +190,6 @@ class Pipeline:
             return keep, keep.float(), self.actuator.advantages(keep, batch)
         if isinstance(self.actuator, Reweighter):
             weights = self.actuator.act(scores, batch)
-            return ~unscored(scores) & (batch.num_tokens > 0).to(scores.device), weights, None
+            return scored(batch, scores), weights, None
         assert isinstance(self.actuator, Mixer)
         raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Selector or a Reweighter.")

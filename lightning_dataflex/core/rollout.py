@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_dataflex.core.containers import ORIGINAL, as_array, as_tensor, copy_with, is_batch, stores, write
 from lightning_dataflex.core.ids import stable_ids
 from lightning_dataflex.functional import scoring
+from lightning_dataflex.functional.groups import group_index
 
 FIELDS = (
     "response_mask",
@@ -82,7 +83,7 @@ class RolloutBatch:
 
     def __setitem__(self, name: str, value: Any) -> None:
         write(self.source, self.fields.get(name, name), value)
-        for cached in ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids"):
+        for cached in ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups"):
             vars(self).pop(cached, None)
 
     def keys(self) -> list[str]:
@@ -193,6 +194,11 @@ class RolloutBatch:
             raise ValueError(self.missing("uid"))
         self._check_rows("uid", uid)
         return stable_ids(uid).to(self.num_tokens.device)
+
+    @functools.cached_property
+    def groups(self) -> tuple[Tensor, int]:
+        """The dense group index (N,) of each sample, and the number of groups; see `group_index`."""
+        return group_index(self.group_ids)
 
     def tensor(self, name: str) -> Tensor:
         """A numeric field as a tensor, (N,) or (N, L), before any decision replaced it; without gradient."""

@@ -140,4 +140,4 @@ def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def _all_alone(batch: RolloutBatch) -> bool:
-    return batch.num_samples > 1 and len(batch.group_ids.unique()) == batch.num_samples
+    return batch.num_samples > 1 and batch.groups[1] == batch.num_samples

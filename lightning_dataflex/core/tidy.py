@@ -16,6 +16,8 @@ from torch import Tensor
 
 from lightning_dataflex.core.containers import as_tensor
 from lightning_dataflex.core.rollout import FieldView, RolloutBatch
+from lightning_dataflex.functional.groups import group_index
+from lightning_dataflex.functional.scoring import unscored
 
 
 class TidyBatch(RolloutBatch):
@@ -77,6 +79,11 @@ class TidyBatch(RolloutBatch):
     def group_ids(self) -> Tensor:
         return self._taken(self._whole.group_ids)
 
+    @functools.cached_property
+    def groups(self) -> tuple[Tensor, int]:
+        # The rules of a step share one sort of the ids, unless rows are left out.
+        return self._whole.groups if self._all else group_index(self.group_ids)
+
     def _taken(self, value: Any) -> Any:
         if self._all or not isinstance(value, (Tensor, np.ndarray, list, tuple)) or len(value) != len(self._rows):
             return value
@@ -105,6 +112,11 @@ def scorable(batch: RolloutBatch, names: Iterable[str]) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point() and name != "uid":
             rows = rows & ~_any_nan(value.detach(), batch.response_mask).to(rows.device)
     return rows
+
+
+def scored(batch: RolloutBatch, scores: Tensor) -> Tensor:
+    """(N,) bool: the samples that have a valid token and a score."""
+    return ~unscored(scores) & (batch.num_tokens > 0).to(scores.device)
 
 
 def placed(values: Tensor, rows: Tensor, fill: float) -> Tensor:
