@@ -3,7 +3,8 @@
 from lightning_dataflex.callback import DataFlexCallback
 from lightning_dataflex.core.actuator import Mixer, Reweighter, Selector
 from lightning_dataflex.core.config import DataFlexConfig
-from lightning_dataflex.core.pipeline import Decision, Pipeline
+from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.registry import (
     build,
     components,

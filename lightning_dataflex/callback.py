@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Actuator
-from lightning_dataflex.core.config import ComponentConfig, DataFlexConfig, Drop, Mechanism, OnEmpty, validate_compat
+from lightning_dataflex.core.config import (
+    ComponentConfig,
+    DataFlexConfig,
+    Drop,
+    Mechanism,
+    OnEmpty,
+    Scope,
+    validate_compat,
+)
 from lightning_dataflex.core.containers import holds_originals
-from lightning_dataflex.core.pipeline import Decision, Pipeline
+from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
@@ -43,6 +52,7 @@ class DataFlexCallback(Callback):
             samples, `raise` stops.
         warmup_step: Training steps before the callback acts.
         update_step: A Mixer sets new proportions every so many steps; select and reweight act at every step.
+        scope: `global` decides on the samples of all ranks together; `rank` lets each rank decide on its own.
         fields: The batch's own field names, `{"rm_scores": "rewards"}`.
         weights_key: The field that the weights (N, L) are written to, multiplied into what is there.
         enforce: False decides and logs, and changes nothing.
@@ -66,6 +76,7 @@ class DataFlexCallback(Callback):
         on_empty: OnEmpty = "skip",
         warmup_step: int = 0,
         update_step: int = 1,
+        scope: Scope = "global",
         fields: dict[str, str] | None = None,
         weights_key: str = "rollout_is_weights",
         enforce: bool = True,
@@ -87,6 +98,7 @@ class DataFlexCallback(Callback):
             on_empty=on_empty,
             warmup_step=warmup_step,
             update_step=update_step,
+            scope=scope,
             fields=fields,
             weights_key=weights_key,
             enforce=enforce,

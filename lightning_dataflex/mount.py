@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_dataflex.calls import with_decision
 from lightning_dataflex.core.config import Drop
-from lightning_dataflex.core.pipeline import Decision
+from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.rollout import RolloutBatch
 
 Decide = Callable[[RolloutBatch], "Decision | None"]

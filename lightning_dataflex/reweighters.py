@@ -82,6 +82,7 @@ class AdvantageReweight(Reweighter):
         tensor([[0.7300, 0.9700, 1.0000]])
     """
 
+    row_wise = True
     paper = "Advantage reweighting, arXiv:2505.12929"
 
     def __init__(self, alpha: float = 0.5, normalize: Normalize = "tokens") -> None:
@@ -108,6 +109,8 @@ class PerAdvantage(Reweighter):
         >>> PerAdvantage(alpha=0.5).act(torch.tensor([4.0, 1.0]), {})
         tensor([1.3333, 0.6667])
     """
+
+    row_wise = True
 
     def __init__(self, alpha: float = 0.5) -> None:
         check_range("alpha", alpha, 0, math.inf)

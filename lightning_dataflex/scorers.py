@@ -29,6 +29,7 @@ class RewardDifficulty(Scorer):
     requires = ("rm_scores", "response_mask")
     timing = "post_reward"
     granularity = "response"
+    row_wise = True
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return batch.outcomes
@@ -53,6 +54,7 @@ class AdvantageMagnitude(Scorer):
     requires = ("advantages", "response_mask")
     timing = "post_advantage"
     granularity = "response"
+    row_wise = True
 
     def __init__(self, agg: scoring.TokenReduction = "mean", **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -116,6 +118,7 @@ class TokenProb(Scorer):
     requires = ("old_log_probs", "response_mask")
     timing = "post_advantage"
     granularity = "token"
+    row_wise = True
     paper = "Advantage reweighting, arXiv:2505.12929"
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:

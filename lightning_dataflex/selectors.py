@@ -35,6 +35,7 @@ class ThresholdBand(Selector):
         [1]
     """
 
+    row_wise = True
     paper = "DAPO, arXiv:2503.14476"
 
     def __init__(self, low: float = 0.0, high: float = 1.0, closed: bool = False) -> None:

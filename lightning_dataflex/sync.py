@@ -2,99 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_dataflex.packing import Columns, ends, joined, packed, unpacked_rows
 
-def num_ranks() -> int:
+Group = Any
+"""A `torch.distributed.ProcessGroup`; None for all ranks."""
+
+
+def num_ranks(group: Group = None) -> int:
     """Number of processes that train together; 1 without a process group.
 
     Example:
         >>> num_ranks()
         1
     """
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
-def mean_over_ranks(value: Tensor) -> Tensor:
+def mean_over_ranks(value: Tensor, group: Group = None) -> Tensor:
     """Mean of a tensor over ranks, the same on each. A collective; the identity on one process.
 
     Example:
         >>> mean_over_ranks(torch.tensor(3.0))
         tensor(3.)
     """
-    if num_ranks() == 1:
+    if num_ranks(group) == 1:
         return value
-    total = value.detach().double().clone()
-    dist.all_reduce(total)
-    return (total / num_ranks()).to(value.dtype)
+    total = value.detach().to(_wire(value.device, group), torch.float64, copy=True)
+    dist.all_reduce(total, group=group)
+    return (total / num_ranks(group)).to(value)
 
 
-def gathered(columns: Mapping[str, Tensor], num_rows: int) -> tuple[dict[str, Tensor], slice]:
+def exchanged(own: Callable[[], tuple[Columns, int]], group: Group = None) -> tuple[dict[str, Any], slice]:
     """The rows of all ranks, one rank after the other, and where this rank's are among them.
 
-    Two collectives: the sizes, then all columns packed into one tensor. Every rank calls it with the same
-    columns in the same order; ranks may differ in rows, and may have none.
+    Two collectives, whatever the columns: the sizes, then everything packed into one tensor of bytes. Ranks may
+    differ in rows, widths and number types, and may have no row. A column that some rank does not have is left out.
 
     Args:
-        columns: (N,) or (N, L) each, of numbers or booleans; every column has an L of its own.
-        num_rows: N of this rank.
+        own: Gives this rank's columns, (N, ...) tensors or lists of anything that can be pickled, and its N. If it
+            fails on one rank, every rank raises: none is left waiting for the others.
+        group: The ranks that take part. Default: all.
 
-    Returns:
-        The columns, L being the largest of any rank and filled up with zeros, and this rank's rows.
+    Raises:
+        RuntimeError: `own` failed on another rank; where it failed on this one, its own error is raised.
 
     Example:
-        >>> gathered({"reward": torch.tensor([1.0, 0.0])}, num_rows=2)
+        >>> exchanged(lambda: ({"reward": torch.tensor([1.0, 0.0])}, 2))
         ({'reward': tensor([1., 0.])}, slice(0, 2, None))
     """
-    if num_ranks() == 1:
+    if num_ranks(group) == 1:
+        columns, num_rows = own()
         return dict(columns), slice(0, num_rows)
-    device = next(iter(columns.values())).device
-    widths = [column.shape[1] if column.dim() == 2 else 1 for column in columns.values()]
-    sizes = _all_gather(torch.tensor([[num_rows, *widths]], device=device))
-    most, *widest = sizes.max(0).values.tolist()
-    packed = torch.cat([_as_bytes(column, most, width) for column, width in zip(columns.values(), widest)], dim=1)
-    everyone = _all_gather(packed).unflatten(0, (num_ranks(), most))
-    rows = torch.cat([block[:count] for block, count in zip(everyone, sizes[:, 0].tolist())])
-    result = {}
-    for (name, column), part in zip(columns.items(), rows.split([8 * width for width in widest], dim=1)):
-        values = part.contiguous().view(_wire_type(column)).to(column.dtype)
-        result[name] = values if column.dim() == 2 else values[:, 0]
-    before = int(sizes[: dist.get_rank(), 0].sum())
-    return result, slice(before, before + num_rows)
+    failure: Exception | None = None
+    device = torch.device("cpu")
+    try:
+        columns, num_rows = own()
+        block = packed(columns, num_rows)
+        device = block.device
+    except Exception as error:
+        failure = error
+        block = packed({}, 0, error=f"{type(error).__name__}: {error}")
+    block = block.to(_wire(device, group))
+    sizes = _all_gather(ends(block)[None], group).tolist()
+    padded = block.new_zeros(max(total for _, total in sizes))
+    padded[: len(block)] = block
+    blocks = unpacked_rows(_all_gather(padded[None], group).to(device), [end for end, _ in sizes])
+    if failure is not None:
+        raise failure
+    for rank, each in enumerate(blocks):
+        if each.error is not None:
+            raise RuntimeError(
+                f"Rank {rank} of {len(blocks)} could not give its part of the global batch. {each.error}"
+            )
+    before = sum(each.num_rows for each in blocks[: dist.get_rank(group)])
+    return joined(blocks), slice(before, before + num_rows)
 
 
-def gathered_objects(values: list[Any]) -> list[Any]:
-    """The values of all ranks, one rank after the other, of any type that can be pickled: slow.
-
-    Example:
-        >>> gathered_objects(["math", "code"])
-        ['math', 'code']
-    """
-    if num_ranks() == 1:
-        return list(values)
-    lists: list[list[Any]] = [[] for _ in range(num_ranks())]
-    dist.all_gather_object(lists, list(values))
-    return [value for each in lists for value in each]
-
-
-def _all_gather(rows: Tensor) -> Tensor:
-    everyone = rows.new_empty(num_ranks() * len(rows), *rows.shape[1:])
-    dist.all_gather_into_tensor(everyone, rows.contiguous())
+def _all_gather(row: Tensor, group: Group) -> Tensor:
+    everyone = row.new_empty(num_ranks(group), *row.shape[1:])
+    dist.all_gather_into_tensor(everyone, row.contiguous(), group=group)
     return everyone
 
 
-def _as_bytes(column: Tensor, num_rows: int, width: int) -> Tensor:
-    """(num_rows, 8 width) bytes, each number in eight."""
-    table = column.to(_wire_type(column)).reshape(len(column), column.shape[1] if column.dim() == 2 else 1)
-    padded = table.new_zeros(num_rows, width)
-    padded[: len(table), : table.shape[1]] = table
-    return padded.view(torch.uint8)
-
-
-def _wire_type(column: Tensor) -> torch.dtype:
-    return torch.float64 if column.is_floating_point() else torch.int64
+def _wire(device: torch.device, group: Group) -> torch.device:
+    """Where a tensor of this device has to be for the group's backend to take it."""
+    backend = dist.get_backend(group)
+    if backend == "nccl":
+        return device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu") if backend == "gloo" else device

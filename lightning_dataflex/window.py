@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.core.config import OnEmpty
-from lightning_dataflex.core.pipeline import Decision
+from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.sync import mean_over_ranks
 
 WARN_EVERY = 100

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.tidy import TidyBatch, placed, scored
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.functional.weighting import mean_one
+from lightning_dataflex.functional.weighting import finite_weights, mean_one
 
 
 class Actuator(ABC):
@@ -29,14 +29,19 @@ class Actuator(ABC):
     """The granularities of scores that the rule understands."""
     needs_groups: ClassVar[bool] = False
     """Whether the rule compares the samples of one prompt."""
+    row_wise: ClassVar[bool] = False
+    """Whether what becomes of a sample depends on that sample alone, scaling aside; see `Scorer.row_wise`."""
     paper: ClassVar[str] = ""
     """Where the rule was published."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "act" in vars(cls) and "columns" not in vars(cls):
+        if "act" in vars(cls):
             # Those of a base belong to the base's own act.
-            cls.columns = Actuator.columns  # type: ignore[method-assign]
+            if "columns" not in vars(cls):
+                cls.columns = Actuator.columns  # type: ignore[method-assign]
+            if "row_wise" not in vars(cls):
+                cls.row_wise = False
 
     @abstractmethod
     def act(self, scores: Any, batch: Any, **ctx: Any) -> Any:
@@ -137,26 +142,39 @@ class Reweighter(Actuator):
         if "act" in vars(cls):
             cls.act = _on_scored_rows(cls.act, _scaled_weights)  # type: ignore[method-assign]
 
+    def unscaled(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        """What `act` gives, before it is scaled: finite, and 0 for a sample without a score."""
+        batch, scores, rows = _scored(batch, scores)
+        tidy = TidyBatch(batch, rows)
+        weights = torch.as_tensor(self.act(scores[rows], tidy, **ctx)).detach()
+        _check_length(self, weights, tidy)
+        weights = weights if weights.dtype == torch.float64 else weights.float()
+        if weights.dim() == 2:
+            weights = torch.where(_tokens(tidy, weights) > 0, weights, 0.0)
+        weights = torch.where(weights.isnan(), 0.0, weights)
+        if (weights < 0).any():
+            raise ValueError(
+                f"{type(self).__name__}.act gave a weight of {float(weights.min())}. Weights must be >= 0."
+            )
+        if weights.isinf().any():
+            if self.normalize == "none":
+                raise ValueError(f"{type(self).__name__} gave an infinite weight. Weights must be finite.")
+            weights = finite_weights(weights)
+        return placed(weights, rows, 0.0)
+
+    def warn_all_zero(self) -> None:
+        """Say once that the rule's weights are all 0: they would quietly train on nothing."""
+        warn_once(self, f"{type(self).__name__} gave every sample a weight of 0. They count alike instead.")
+
 
 def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
     batch, scores, rows = _scored(batch, scores)
-    tidy = TidyBatch(batch, rows)
-    weights = torch.as_tensor(self.act(scores[rows], tidy, **ctx)).detach()
-    _check_length(self, weights, tidy)
-    if weights.dim() == 2:
-        weights = torch.where(_tokens(tidy, weights) > 0, weights, torch.zeros_like(weights))
-    if (weights < 0).any():
-        raise ValueError(f"{type(self).__name__}.act gave a weight of {float(weights.min())}. Weights must be >= 0.")
-    weights = placed(weights if weights.dtype == torch.float64 else weights.float(), rows, 0.0)
-    weights = torch.where(weights.isnan(), torch.zeros_like(weights), weights)
+    weights = self.unscaled(scores, batch, **ctx)
     if self.normalize == "none":
-        if weights.isinf().any():
-            raise ValueError(f"{type(self).__name__} gave an infinite weight. Weights must be finite.")
         return weights
     tokens = _tokens(batch, weights) * (rows if weights.dim() == 1 else rows[:, None])
-    if len(tidy) and not (weights * tokens).sum() > 0:
-        # They would quietly train on nothing.
-        warn_once(self, f"{type(self).__name__} gave every sample a weight of 0. They count alike instead.")
+    if rows.any() and not (weights * tokens).sum() > 0:
+        self.warn_all_zero()
         weights = torch.ones_like(weights)
     return mean_one(weights, tokens)
 

@@ -16,6 +16,7 @@ from lightning_dataflex.core.scorer import Scorer
 Mechanism = Literal["select", "reweight", "mix"]
 Drop = Literal["mask", "weight"]
 OnEmpty = Literal["skip", "keep", "raise"]
+Scope = Literal["global", "rank"]
 
 ACTUATOR_KINDS: dict[str, Kind] = {"select": "selector", "reweight": "reweighter", "mix": "mixer"}
 
@@ -69,6 +70,7 @@ class DataFlexConfig:
             samples, `raise` stops.
         warmup_step: Training steps before the callback acts.
         update_step: A Mixer sets new proportions every so many steps; select and reweight act at every step.
+        scope: `global` decides on the samples of all ranks together; `rank` lets each rank decide on its own.
         fields: The batch's own field names, `{rm_scores: rewards}`.
         weights_key: The field that the weights are written to.
         enforce: False decides and logs, and changes nothing.
@@ -84,6 +86,7 @@ class DataFlexConfig:
     on_empty: OnEmpty = "skip"
     warmup_step: int = 0
     update_step: int = 1
+    scope: Scope = "global"
     fields: dict[str, str] | None = None
     weights_key: str = "rollout_is_weights"
     enforce: bool = True
@@ -139,7 +142,7 @@ class DataFlexConfig:
 
 
 def _check_values(block: Mapping[str, Any]) -> None:
-    for name, choices in (("mechanism", Mechanism), ("drop", Drop), ("on_empty", OnEmpty)):
+    for name, choices in (("mechanism", Mechanism), ("drop", Drop), ("on_empty", OnEmpty), ("scope", Scope)):
         if name in block and block[name] not in get_args(choices):
             raise ValueError(f"{name} is {block[name]!r}. {nearest(str(block[name]), get_args(choices))}")
     for name, least in (("warmup_step", 0), ("update_step", 1)):

@@ -2,50 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
-from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.containers import as_tensor
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.sync import gathered, gathered_objects, num_ranks
+from lightning_dataflex.packing import Columns
+from lightning_dataflex.sync import Group, exchanged, num_ranks
 
 
-def global_batch(local: RolloutBatch, scorer: Scorer, actuator: Actuator) -> tuple[RolloutBatch, slice]:
+class Part(Protocol):
+    """A scorer or an actuator, as far as it reads a batch."""
+
+    @property
+    def requires(self) -> Iterable[str]: ...
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None: ...
+
+
+def global_batch(local: Callable[[], RolloutBatch], parts: Iterable[Part], group: Group) -> tuple[RolloutBatch, slice]:
     """The samples of all ranks, and which of them are this rank's. A collective; the batch itself on one process.
 
-    Rules that can say what they need of a sample in a few numbers (`columns`) exchange those; for the others the
-    fields that they require are gathered whole.
+    Args:
+        local: Gives this rank's batch. An error in it is raised on every rank.
     """
-    if num_ranks() == 1:
-        return local, slice(0, local.num_samples)
-    numbers: dict[str, Tensor] = {"num_tokens": local.num_tokens}
-    objects: dict[str, list[Any]] = {}
-    columns = [part.columns(local) for part in (scorer, actuator)]
-    if None in columns:
-        # A rule that reads whole fields must not find another's numbers under their names.
-        for name in dict.fromkeys(("response_mask", *scorer.requires, *actuator.requires)):
-            value = _whole_field(local, name)
-            if isinstance(value, Tensor):
-                numbers[name] = value
-            else:
-                objects[name] = list(value)
-    else:
-        for part in columns:
-            numbers |= part or {}
-    # For the log: rewards and groups, where the batch has them.
-    if "rm_scores" in local and "rm_scores" not in numbers:
-        numbers["rm_scores"] = local.outcomes
-    if "uid" in local and "uid" not in objects:
-        numbers["uid"] = local.group_ids
-    device = local.num_tokens.device
-    everyone, rows = gathered({name: numbers[name].to(device) for name in sorted(numbers)}, local.num_samples)
-    return RolloutBatch(everyone | {name: gathered_objects(objects[name]) for name in sorted(objects)}), rows
+    if num_ranks(group) == 1:
+        batch = local()
+        return batch, slice(0, batch.num_samples)
+
+    def own() -> tuple[Columns, int]:
+        batch = local()
+        return logged_columns(batch) | telling_columns(batch, parts), batch.num_samples
+
+    columns, rows = exchanged(own, group)
+    return RolloutBatch(columns), rows
 
 
-def _whole_field(batch: RolloutBatch, name: str) -> Any:
-    value = as_tensor(batch.original(name))
-    return value.tolist() if isinstance(value, np.ndarray) else value
+def telling_columns(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any]:
+    """Columns that say as much to these parts as the batch does.
+
+    Rules that can say what they need of a sample in a few numbers (`columns`) give those; for the others the
+    fields that they require are taken whole.
+    """
+    found: dict[str, Any] = {"num_tokens": batch.num_tokens.int()}
+    columns = [part.columns(batch) for part in parts]
+    if None not in columns:
+        for each in columns:
+            found |= each or {}
+        return found
+    # A rule that reads whole fields must not find another's numbers under their names.
+    for name in dict.fromkeys(("response_mask", *(name for part in parts for name in part.requires))):
+        if name in batch:
+            value = as_tensor(batch.original(name))
+            found[name] = value.tolist() if isinstance(value, np.ndarray) else value
+    return found
+
+
+def logged_columns(batch: RolloutBatch) -> dict[str, Tensor]:
+    """The reward and the group of each sample, where the batch has them."""
+    found = {}
+    if "rm_scores" in batch:
+        found["rm_scores"] = batch.outcomes
+    if "uid" in batch:
+        found["uid"] = batch.group_ids
+    return found

@@ -2,74 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Actuator, Mixer, Reweighter, Selector
-from lightning_dataflex.core.config import DataFlexConfig, Drop, validate_compat
-from lightning_dataflex.core.containers import ORIGINAL
+from lightning_dataflex.core.config import DataFlexConfig, Scope, validate_compat
+from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.global_batch import global_batch
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.core.summary import summary
+from lightning_dataflex.core.summary import RowNumbers, counting_alike, row_numbers, scaled, summary
 from lightning_dataflex.core.tidy import scored
 from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.functional.weighting import rescaled, unit_scale
+from lightning_dataflex.sync import Group, exchanged
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What becomes of this rank's samples.
-
-    Attributes:
-        scores: (N,), or (N, L) of tokens; NaN where there is nothing to score.
-        keep: (N,) bool, or (N, L) of tokens; False for padding and for what has no score.
-        weights: (N, L) float, 0 outside the mask and for what is not kept, without gradient.
-        advantages: (N,) to train the kept samples with, or None for those of the batch.
-        metrics: Scalars of the global batch; see `summary`.
-        num_kept: Kept samples (or tokens) of the global batch.
-        fell_back: The rule kept nothing anywhere, and every sample that has a score is kept in its place.
-    """
+class Action:
+    """What a rule says of some samples, before what only the global batch can say: see `Decision` for the shapes."""
 
     scores: Tensor
     keep: Tensor
     weights: Tensor
-    advantages: Tensor | None
-    metrics: dict[str, Tensor]
-    num_kept: int
-    fell_back: bool = False
+    advantages: Tensor | None = None
 
-    def updates(
-        self, batch: RolloutBatch, *, drop: Drop = "mask", weights_key: str = "rollout_is_weights"
-    ) -> dict[str, Any]:
-        """The fields that put the decision into a batch, and the originals of those that it replaces.
+    def of(self, rows: slice, num_tokens: int) -> Action:
+        """That of some of the samples, cut to their width."""
 
-        Weights that the batch has already are multiplied.
-        """
-        mask = batch.token_mask
-        home = batch.get("response_mask")
-        weights = self.weights.to(home.device) if isinstance(home, Tensor) else self.weights
-        if batch.get(weights_key) is not None:
-            there = torch.as_tensor(batch[weights_key]).detach().to(weights.device)
-            there = there if there.dim() == 2 else there[:, None]
-            weights = torch.where(weights != 0, weights * there, 0.0)
-        updates: dict[str, Any] = {weights_key: weights}
-        if drop == "mask":
-            current = torch.as_tensor(batch["response_mask"])
-            dropped = mask & ~(self.keep if self.keep.dim() == 2 else self.keep[:, None])
-            updates["response_mask"] = torch.where(dropped.to(current.device), torch.zeros_like(current), current)
-            updates[ORIGINAL + "response_mask"] = batch.original("response_mask")
-        if self.advantages is not None:
-            batch.require(["advantages"])
-            current = torch.as_tensor(batch["advantages"])
-            new = self.advantages.to(current)
-            updates["advantages"] = new if current.dim() == 1 else torch.where(mask.to(new.device), new[:, None], 0.0)
-            updates[ORIGINAL + "advantages"] = batch.original("advantages")
-        return updates
+        def part(value: Tensor) -> Tensor:
+            return value[rows] if value.dim() == 1 else value[rows, :num_tokens]
+
+        advantages = None if self.advantages is None else self.advantages[rows]
+        return Action(part(self.scores), part(self.keep), part(self.weights), advantages)
 
 
 class Pipeline:
@@ -80,6 +51,8 @@ class Pipeline:
         actuator: What acts on the scores.
         fields: The batch's own field names, `{"rm_scores": "rewards"}`.
         adv_estimator: The advantage estimator, where it is known.
+        scope: `global` decides on the samples of all ranks together, `rank` on each rank's for themselves.
+        process_group: The ranks that hold different samples. Default: all.
 
     Example:
         >>> pipeline = Pipeline.from_config({"mechanism": "select", "scorer": {"name": "group_solve_rate"},
@@ -97,9 +70,12 @@ class Pipeline:
         *,
         fields: Mapping[str, str] | None = None,
         adv_estimator: str | None = None,
+        scope: Scope = "global",
+        process_group: Group = None,
     ) -> None:
         validate_compat(scorer, actuator, adv_estimator)
         self.scorer, self.actuator = scorer, actuator
+        self.scope, self.process_group = scope, process_group
         self.fields = dict(fields or {})
         # Listed once each, in an order that every rank agrees on.
         self.requires = tuple(dict.fromkeys(("response_mask", *scorer.requires, *actuator.requires)))
@@ -113,7 +89,13 @@ class Pipeline:
         """The pipeline of a `dataflex` block."""
         config = DataFlexConfig.of(block)
         scorer, actuator = config.components()
-        return cls(scorer, actuator, fields=config.fields, adv_estimator=adv_estimator or config.adv_estimator)
+        estimator = adv_estimator or config.adv_estimator
+        return cls(scorer, actuator, fields=config.fields, adv_estimator=estimator, scope=config.scope)
+
+    @property
+    def row_wise(self) -> bool:
+        """Whether each rank acts on its own samples, and needs of the others' nothing but numbers of each row."""
+        return self.scope == "rank" or (self.scorer.row_wise and self.actuator.row_wise)
 
     @torch.no_grad()
     def decide(self, batch: Any, step_id: int = 0, *, keep_all_if_empty: bool = False) -> Decision:
@@ -125,15 +107,30 @@ class Pipeline:
             batch: The samples of this rank.
             step_id: The training step, for scorers that ask.
             keep_all_if_empty: Where the rule keeps nothing, keep every sample that has a score.
+
+        Raises:
+            ValueError: The batch lacks a field or has one of a wrong shape, or the rule gave what no rule can.
+            RuntimeError: The same happened on another rank.
         """
-        local, world, rows = self._batches(batch)
-        scores = self.scorer.score(world, step_id)
-        keep, weights, advantages = self._action(scores, world)
-        fell_back = keep_all_if_empty and not keep.any()
+        # Read, and for a rule on rows also decided on, inside of the exchange, which tells the other ranks of an error.
+        local = functools.cache(lambda: self._read(batch))
+        if self.row_wise:
+            acted = functools.cache(lambda: self._action(local(), step_id))
+            numbers, rows = self._exchanged(local, acted)
+            action = acted()
+        else:
+            world, rows = global_batch(local, (self.scorer, self.actuator), self.process_group)
+            _check_not_empty(world.num_samples)
+            everywhere = self._action(world, step_id)
+            numbers = row_numbers(world, everywhere.keep, everywhere.weights, scored(world, everywhere.scores))
+            action = everywhere.of(rows, local().token_mask.shape[1])
+        fell_back = keep_all_if_empty and not numbers["num_kept"].any()
         if fell_back:
-            keep, advantages = scored(world, scores), None
-            weights = keep.float()
-        decision = self._decision(local, world, rows, scores, keep, weights, advantages, fell_back)
+            keep = numbers["scored"][rows]
+            action, numbers = Action(action.scores, keep, keep.float()), counting_alike(numbers)
+        elif isinstance(self.actuator, Reweighter) and self._scales:
+            action, numbers = self._scaled(self.actuator, action, numbers, rows)
+        decision = self._decision(local(), action, numbers, fell_back)
         if decision.metrics["n_nan"] > 0:
             warn_once(
                 self,
@@ -145,51 +142,74 @@ class Pipeline:
     @torch.no_grad()
     def keep_all(self, batch: Any) -> Decision:
         """The decision to leave a batch as it is: every sample with a valid token counts alike."""
-        local, world, rows = self._batches(batch)
-        keep = world.num_tokens > 0
-        return self._decision(local, world, rows, torch.zeros_like(keep, dtype=torch.float32), keep, keep.float())
+        local = functools.cache(lambda: self._read(batch))
 
-    def _batches(self, batch: Any) -> tuple[RolloutBatch, RolloutBatch, slice]:
+        @functools.cache
+        def acted() -> Action:
+            keep = local().num_tokens > 0
+            return Action(torch.zeros_like(keep, dtype=torch.float32), keep, keep.float())
+
+        numbers, _ = self._exchanged(local, acted)
+        return self._decision(local(), acted(), numbers)
+
+    def _read(self, batch: Any) -> RolloutBatch:
         local = RolloutBatch.of(batch, self.fields)
         local.require(self.requires)
-        world, rows = global_batch(local, self.scorer, self.actuator)
-        if not world.num_samples:
-            raise ValueError("The rollout batch has no samples. Give at least one.")
-        return local, world, rows
+        return local
 
-    def _decision(
-        self,
-        local: RolloutBatch,
-        world: RolloutBatch,
-        rows: slice,
-        scores: Tensor,
-        keep: Tensor,
-        weights: Tensor,
-        advantages: Tensor | None = None,
-        fell_back: bool = False,
-    ) -> Decision:
-        """This rank's part of a decision on the global batch."""
+    def _exchanged(self, local: Any, acted: Any) -> tuple[RowNumbers, slice]:
+        """The numbers of all ranks' rows, of samples that were acted on here. A collective."""
+
+        def own() -> tuple[RowNumbers, int]:
+            batch, action = local(), acted()
+            return row_numbers(batch, action.keep, action.weights, scored(batch, action.scores)), batch.num_samples
+
+        numbers, rows = exchanged(own, self.process_group)
+        _check_not_empty(len(numbers["num_tokens"]))
+        return numbers, rows
+
+    def _action(self, batch: RolloutBatch, step_id: int) -> Action:
+        scores = self.scorer.score(batch, step_id)
+        if isinstance(self.actuator, Selector):
+            keep = self.actuator.keep(scores, batch)
+            return Action(scores, keep, keep.float(), self.actuator.advantages(keep, batch))
+        if isinstance(self.actuator, Reweighter):
+            weights = (self.actuator.unscaled if self._scales else self.actuator.act)(scores, batch)
+            return Action(scores, scored(batch, scores), weights)
+        assert isinstance(self.actuator, Mixer)
+        raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Selector or a Reweighter.")
+
+    @property
+    def _scales(self) -> bool:
+        return self.scope == "global" and getattr(self.actuator, "normalize", "none") == "tokens"
+
+    def _scaled(
+        self, reweighter: Reweighter, action: Action, numbers: RowNumbers, rows: slice
+    ) -> tuple[Action, RowNumbers]:
+        """Weights with a mean of 1 over the valid tokens of the scored samples of the global batch."""
+        if not numbers["scored"].any():
+            return action, numbers
+        scale = unit_scale(numbers["weight_mean"], numbers["num_tokens"] * numbers["scored"])
+        if scale > 0:
+            return replace(action, weights=rescaled(action.weights, scale)), scaled(numbers, scale)
+        reweighter.warn_all_zero()
+        return replace(action, weights=numbers["scored"][rows].float()), counting_alike(numbers)
+
+    def _decision(self, local: RolloutBatch, action: Action, numbers: RowNumbers, fell_back: bool = False) -> Decision:
         mask = local.token_mask
-        scores_here, keep_here, weights_here = (
-            value[rows] if value.dim() == 1 else value[rows, : mask.shape[1]] for value in (scores, keep, weights)
-        )
-        spread_out = weights_here if weights_here.dim() == 2 else weights_here[:, None]
+        spread_out = action.weights if action.weights.dim() == 2 else action.weights[:, None]
         return Decision(
-            scores=scores_here,
-            keep=keep_here,
-            weights=torch.where(mask.to(weights.device), spread_out, 0.0).float(),
-            advantages=None if advantages is None else advantages[rows],
-            metrics=summary(world, scores, keep, weights),
-            num_kept=int(keep.sum()),
+            scores=action.scores,
+            keep=action.keep,
+            weights=torch.where(mask.to(spread_out.device), spread_out, 0.0).float(),
+            advantages=action.advantages,
+            metrics=summary(numbers, of_tokens=action.keep.dim() == 2),
+            num_kept=int(numbers["num_kept"].sum()),
+            group_ids=numbers.get("uid"),
             fell_back=fell_back,
         )
 
-    def _action(self, scores: Tensor, batch: RolloutBatch) -> tuple[Tensor, Tensor, Tensor | None]:
-        if isinstance(self.actuator, Selector):
-            keep = self.actuator.keep(scores, batch)
-            return keep, keep.float(), self.actuator.advantages(keep, batch)
-        if isinstance(self.actuator, Reweighter):
-            weights = self.actuator.act(scores, batch)
-            return scored(batch, scores), weights, None
-        assert isinstance(self.actuator, Mixer)
-        raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Selector or a Reweighter.")
+
+def _check_not_empty(num_samples: int) -> None:
+    if not num_samples:
+        raise ValueError("The rollout batch has no samples. Give at least one.")

@@ -178,7 +178,7 @@ class RolloutBatch:
         if self.response_mask is not None:
             return self.response_mask.sum(-1)
         if "num_tokens" in self:
-            return self.tensor("num_tokens")
+            return self.tensor("num_tokens").long()
         return torch.ones(self.num_samples, dtype=torch.int64)
 
     @functools.cached_property

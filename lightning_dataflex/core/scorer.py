@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.utilities.data import dim_zero_cat
 
+from lightning_dataflex.core.global_batch import telling_columns
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.tidy import TidyBatch, placed, scorable
 from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.packing import joined, packed, unpacked
 
 Timing = Literal["pre_rollout", "post_reward", "post_advantage", "in_loss"]
 Granularity = Literal["domain", "prompt", "response", "token"]
@@ -36,7 +37,7 @@ class Scorer(Metric):
 
     Subclasses write `score` and the class attributes; `score` may be plain single-process code, because what
     it reads holds no padding and no sample that cannot be scored (see `TidyBatch`). As a torchmetrics Metric,
-    `update` collects the scores of batches and `compute` returns them, gathered over ranks.
+    `update` collects samples and `compute` scores all of them together, those of the other ranks included.
 
     Example:
         >>> class Length(Scorer):
@@ -58,14 +59,22 @@ class Scorer(Metric):
     """What one score belongs to: a domain, a prompt, a response or a token."""
     needs_groups: ClassVar[bool] = False
     """Whether the score compares the samples of one prompt."""
+    row_wise: ClassVar[bool] = False
+    """Whether the score of a sample depends on that sample alone, and on nothing that the scorer remembers.
+
+    With an actuator that is row-wise too, every rank decides on its own samples, and a few numbers of each travel.
+    """
     paper: ClassVar[str] = ""
     """Where the signal was published."""
 
-    scores: list[Tensor]
+    rows: list[Tensor]
+    step_id: Tensor
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.add_state("scores", default=[], dist_reduce_fx="cat", persistent=False)
+        # A value that one rank has kept and another has not would let the other wait for it in the next gather.
+        super().__init__(**{"compute_with_cache": False, **kwargs})
+        self.add_state("rows", default=[], dist_reduce_fx="cat", persistent=False)
+        self.add_state("step_id", default=torch.tensor(0), dist_reduce_fx="max", persistent=False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -75,9 +84,11 @@ class Scorer(Metric):
         if isinstance(cls.requires, str):
             raise ValueError(f"{cls.__name__}.requires is {cls.requires!r}. Give a list of names.")
         if "score" in vars(cls):
+            # Those of a base belong to the base's own score.
             if "columns" not in vars(cls):
-                # Those of a base belong to the base's own score.
                 cls.columns = Scorer.columns  # type: ignore[method-assign]
+            if "row_wise" not in vars(cls):
+                cls.row_wise = False
             cls.score = _on_scorable_rows(cls.score)  # type: ignore[method-assign]
 
     def add_state(self, name: str, default: Any, dist_reduce_fx: Any = None, persistent: bool = True) -> None:
@@ -96,12 +107,32 @@ class Scorer(Metric):
         return None
 
     def update(self, batch: Any, step_id: int = 0) -> None:
-        """Collect the scores of a batch."""
-        self.scores.append(self.score(batch, step_id).flatten())
+        """Collect what the scorer has to know of the samples of a batch."""
+        batch = RolloutBatch.of(batch)
+        batch.require(("response_mask", *self.requires) if self.columns(batch) is None else self.requires)
+        self.rows.append(packed(telling_columns(batch, [self]), batch.num_samples).to(self.device))
+        self.step_id.fill_(step_id)
 
     def compute(self) -> Tensor:
-        """The collected scores, of all ranks, one after the other."""
-        return dim_zero_cat(self.scores) if self.scores else torch.empty(0, device=self.device)
+        """The scores of all collected samples of all ranks together, a group's samples wherever they came from."""
+        rows = self.rows if isinstance(self.rows, list) else [self.rows]
+        blocks = [block for each in rows for block in unpacked(each)]
+        if not sum(block.num_rows for block in blocks):
+            return torch.empty(0, device=self.device)
+        return self.score(RolloutBatch(joined(blocks)), int(self.step_id))
+
+    def set_dtype(self, dst_type: str | torch.dtype) -> Scorer:
+        """As `Metric.set_dtype`; what is collected stays exact."""
+        rows = self.rows
+        super().set_dtype(dst_type)
+        self.rows = rows
+        return self
+
+    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
+        if not self.rows:
+            # Every rank gathers the same type of tensor, one that has seen nothing included.
+            self.rows = [packed({}, 0).to(self.device)]
+        super()._sync_dist(*args, **kwargs)
 
 
 def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:

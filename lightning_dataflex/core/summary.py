@@ -7,19 +7,62 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.global_batch import logged_columns
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional.groups import group_index
-from lightning_dataflex.functional.scoring import no_signal, unscored
+from lightning_dataflex.functional.scoring import no_signal
+
+RowNumbers = dict[str, Tensor]
+"""What the log, and the scaling of weights, have to know of each sample of the global batch; see `row_numbers`."""
 
 
-def summary(batch: RolloutBatch, scores: Tensor, keep: Tensor, weights: Tensor) -> dict[str, Tensor]:
+def row_numbers(batch: RolloutBatch, keep: Tensor, weights: Tensor, scored: Tensor) -> RowNumbers:
+    """A few numbers of each sample, at most 33 bytes, in place of its tokens.
+
+    Args:
+        keep: (N,) bool, or (N, L).
+        weights: (N,) or (N, L).
+        scored: (N,) bool, the samples that have a score.
+
+    Returns:
+        (N,) each: `num_tokens` valid ones; `num_kept`, of the tokens for a rule on tokens, else 0 or 1;
+        `weight_mean` and `weight_std` over valid tokens; `scored`; and where the batch has them `rm_scores` and `uid`.
+    """
+    mask = batch.token_mask.to(weights.device)
+    tokens = mask.sum(-1) if weights.dim() == 2 or keep.dim() == 2 else batch.num_tokens.to(weights.device)
+    mean, std = weights.double(), torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
+    if weights.dim() == 2:
+        exact = torch.where(mask, weights.double(), 0.0)
+        mean = exact.sum(-1) / tokens.clamp(min=1)
+        std = (torch.where(mask, exact - mean[:, None], 0.0).square().sum(-1) / tokens.clamp(min=1)).sqrt()
+    kept = (keep & mask).sum(-1) if keep.dim() == 2 else keep & (tokens > 0)
+    return logged_columns(batch) | {
+        "num_tokens": tokens.int(),
+        "num_kept": kept.int(),
+        "weight_mean": mean.float(),
+        "weight_std": std.float(),
+        "scored": scored,
+    }
+
+
+def scaled(numbers: RowNumbers, scale: Tensor) -> RowNumbers:
+    """The numbers of the same samples with their weights times `scale`."""
+    return numbers | {name: numbers[name] * scale for name in ("weight_mean", "weight_std")}
+
+
+def counting_alike(numbers: RowNumbers) -> RowNumbers:
+    """The numbers of the same samples when each that has a score is kept with a weight of 1."""
+    alike = numbers["scored"].float()
+    kept = {"num_kept": numbers["scored"].int()}
+    return numbers | kept | {"weight_mean": alike, "weight_std": torch.zeros_like(alike)}
+
+
+def summary(numbers: RowNumbers, *, of_tokens: bool) -> dict[str, Tensor]:
     """The metrics of a decision, each a finite scalar tensor; the same keys for the same fields of the batch.
 
     Args:
-        batch: The global batch.
-        scores: (N,) or (N, L).
-        keep: (N,) bool, or (N, L).
-        weights: (N,) or (N, L).
+        numbers: Of the global batch; see `row_numbers`.
+        of_tokens: Whether `num_kept` counts tokens.
 
     Returns:
         - `kept_frac`: kept samples among those with a valid token (kept tokens, for a rule on tokens).
@@ -30,29 +73,25 @@ def summary(batch: RolloutBatch, scores: Tensor, keep: Tensor, weights: Tensor) 
         - `reward_all`, `reward_kept`: mean reward of the samples that have one, and of the kept ones; 0 where
           there is none (with `rm_scores`).
     """
-    tokens = batch.num_tokens.to(weights.device).double()
-    valid = tokens > 0
-    exact = weights.double()
-    # A weight per sample counts once for each of its tokens.
-    times = tokens if weights.dim() == 1 else batch.token_mask.to(weights.device).double()
-    mean = _ratio((exact * times).sum(), times.sum())
-    per_sample = exact * valid if weights.dim() == 1 else (exact * times).sum(-1) / tokens.clamp(min=1)
-    counted = valid if keep.dim() == 1 else batch.token_mask.to(keep.device)
+    tokens, weights = numbers["num_tokens"].double(), numbers["weight_mean"].double()
+    valid, kept = tokens > 0, numbers["num_kept"]
+    mean = _ratio((weights * tokens).sum(), tokens.sum())
+    squares = numbers["weight_std"].double().square() + (weights - mean).square()
+    counted = torch.where(valid, weights, 0.0)
     metrics = {
-        "kept_frac": _ratio((keep & counted).sum(), counted.sum()),
+        "kept_frac": _ratio(kept.sum(), (tokens if of_tokens else valid).sum()),
         "weight_mean": mean,
-        "weight_std": _ratio(((exact - mean).square() * times).sum(), times.sum()).sqrt(),
-        "ess": _ratio(per_sample.sum().square(), per_sample.square().sum()),
-        "n_nan": (unscored(scores) & valid).sum(),
+        "weight_std": _ratio((squares * tokens).sum(), tokens.sum()).sqrt(),
+        "ess": _ratio(counted.sum().square(), counted.square().sum()),
+        "n_nan": (valid & ~numbers["scored"]).sum(),
     }
-    if "rm_scores" in batch:
-        outcomes = batch.outcomes.to(weights.device).double()
-        scored = valid & outcomes.isfinite()
-        kept_rows = scored & (keep if keep.dim() == 1 else keep.any(-1))
-        if "uid" in batch:
-            metrics["frac_zero_std"] = _share_without_signal(batch, outcomes, valid)
-        metrics["reward_all"] = _ratio(torch.where(scored, outcomes, 0.0).sum(), scored.sum())
-        metrics["reward_kept"] = _ratio(torch.where(kept_rows, outcomes, 0.0).sum(), kept_rows.sum())
+    if "rm_scores" in numbers:
+        outcomes = numbers["rm_scores"].to(tokens)
+        rewarded = valid & outcomes.isfinite()
+        if "uid" in numbers:
+            metrics["frac_zero_std"] = _share_without_signal(numbers["uid"].to(tokens.device), outcomes, valid)
+        metrics["reward_all"] = _mean(outcomes, rewarded)
+        metrics["reward_kept"] = _mean(outcomes, rewarded & (kept > 0))
     return {name: value.float() for name, value in metrics.items()}
 
 
@@ -68,11 +107,15 @@ def merged(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: values.sum() if name == "n_nan" else values.mean() for name, values in stacked.items()}
 
 
-def _share_without_signal(batch: RolloutBatch, outcomes: Tensor, valid: Tensor) -> Tensor:
+def _share_without_signal(group_ids: Tensor, outcomes: Tensor, valid: Tensor) -> Tensor:
     if not valid.any():
         return torch.zeros((), dtype=torch.float64, device=valid.device)
-    group, num_groups = group_index(batch.group_ids.to(valid.device)[valid])
+    group, num_groups = group_index(group_ids[valid])
     return no_signal(outcomes[valid], group, num_groups).double().mean()
+
+
+def _mean(values: Tensor, where: Tensor) -> Tensor:
+    return _ratio(torch.where(where, values, 0.0).sum(), where.sum())
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:

@@ -27,14 +27,51 @@ def mean_one(weights: Tensor, tokens: Tensor) -> Tensor:
         >>> mean_one(torch.tensor([2.0, 2.0, 4.0, 9.0]), torch.tensor([1, 1, 1, 0]))
         tensor([0.7500, 0.7500, 1.5000, 0.0000])
     """
-    weights = torch.where(weights.isnan() | (tokens == 0), 0.0, weights)
-    # An infinite weight takes everything, shared among its equals: the limit, where dividing would give NaN.
-    infinite = weights.isinf()
-    weights = torch.where(infinite.any(), infinite.to(weights.dtype), weights)
-    tokens = tokens.double()
-    total = (weights.double() * tokens).sum()
-    factor = torch.where(total > 0, tokens.sum() / total, 0.0)
-    return (weights.double() * factor).to(weights.dtype)
+    weights = finite_weights(torch.where(weights.isnan() | (tokens == 0), 0.0, weights))
+    if weights.dim() == 1:
+        scale = unit_scale(weights, tokens)
+    else:
+        lengths = tokens.sum(-1)
+        scale = unit_scale((weights.double() * tokens).sum(-1) / lengths.clamp(min=1), lengths)
+    return rescaled(weights, scale)
+
+
+def unit_scale(mean_weights: Tensor, tokens: Tensor) -> Tensor:
+    """The factor that gives the weights a mean of 1 over the valid tokens, float64 scalar; 0 where all are 0.
+
+    Args:
+        mean_weights: (N,) mean weight of each sample's valid tokens.
+        tokens: (N,) how many those are.
+
+    Example:
+        >>> unit_scale(torch.tensor([0.5, 1.5]), torch.tensor([9, 1]))
+        tensor(1.6667, dtype=torch.float64)
+    """
+    total = (mean_weights.double() * tokens).sum()
+    return torch.where(total > 0, tokens.sum() / total, 0.0)
+
+
+def rescaled(weights: Tensor, scale: Tensor) -> Tensor:
+    """The weights times `scale`; what is too small for their precision becomes 0.
+
+    Example:
+        >>> rescaled(torch.tensor([4.0, 2e-38]), torch.tensor(0.25))
+        tensor([1., 0.])
+    """
+    product = (weights.double() * scale).to(weights.dtype)
+    return torch.where(product < torch.finfo(product.dtype).tiny, 0.0, product)
+
+
+def finite_weights(weights: Tensor) -> Tensor:
+    """The weights, in place of an infinite one the largest number.
+
+    Scaled, it takes everything, shared among its equals: the limit, where dividing by infinity would give NaN.
+
+    Example:
+        >>> mean_one(torch.tensor([torch.inf, 1.0, torch.inf]), torch.tensor([1, 2, 3]))
+        tensor([1.5000, 0.0000, 1.5000])
+    """
+    return weights.clamp(max=torch.finfo(torch.float32).max)
 
 
 def softmax(scores: Tensor, temperature: float = 1.0) -> Tensor:

@@ -1,0 +1,66 @@
+"""Decision: what becomes of a rank's samples, and how that is put into its batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_dataflex.core.config import Drop
+from lightning_dataflex.core.containers import ORIGINAL
+from lightning_dataflex.core.rollout import RolloutBatch
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of this rank's samples.
+
+    Attributes:
+        scores: (N,), or (N, L) of tokens; NaN where there is nothing to score.
+        keep: (N,) bool, or (N, L) of tokens; False for padding and for what has no score.
+        weights: (N, L) float, 0 outside the mask and for what is not kept, without gradient.
+        advantages: (N,) to train the kept samples with, or None for those of the batch.
+        metrics: Scalars of the global batch; see `summary`.
+        num_kept: Kept samples (or tokens) of the global batch.
+        group_ids: (N,) of the global batch, where it has groups; see `stable_ids`.
+        fell_back: The rule kept nothing anywhere, and every sample that has a score is kept in its place.
+    """
+
+    scores: Tensor
+    keep: Tensor
+    weights: Tensor
+    advantages: Tensor | None
+    metrics: dict[str, Tensor]
+    num_kept: int
+    group_ids: Tensor | None = None
+    fell_back: bool = False
+
+    def updates(
+        self, batch: RolloutBatch, *, drop: Drop = "mask", weights_key: str = "rollout_is_weights"
+    ) -> dict[str, Any]:
+        """The fields that put the decision into a batch, and the originals of those that it replaces.
+
+        Weights that the batch has already are multiplied.
+        """
+        mask = batch.token_mask
+        home = batch.get("response_mask")
+        weights = self.weights.to(home.device) if isinstance(home, Tensor) else self.weights
+        if batch.get(weights_key) is not None:
+            there = torch.as_tensor(batch[weights_key]).detach().to(weights.device)
+            there = there if there.dim() == 2 else there[:, None]
+            weights = torch.where(weights != 0, weights * there, 0.0)
+        updates: dict[str, Any] = {weights_key: weights}
+        if drop == "mask":
+            current = torch.as_tensor(batch["response_mask"])
+            dropped = mask & ~(self.keep if self.keep.dim() == 2 else self.keep[:, None])
+            updates["response_mask"] = torch.where(dropped.to(current.device), torch.zeros_like(current), current)
+            updates[ORIGINAL + "response_mask"] = batch.original("response_mask")
+        if self.advantages is not None:
+            batch.require(["advantages"])
+            current = torch.as_tensor(batch["advantages"])
+            new = self.advantages.to(current)
+            updates["advantages"] = new if current.dim() == 1 else torch.where(mask.to(new.device), new[:, None], 0.0)
+            updates[ORIGINAL + "advantages"] = batch.original("advantages")
+        return updates

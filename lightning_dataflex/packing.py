@@ -1,0 +1,146 @@
+"""Columns of samples as one tensor of bytes, which says itself what it holds: what travels between ranks.
+
+A block is a prefix of two int64 (the ends of the header and of the block, in bytes), a header in JSON, and the columns
+one after the other in their own types. Blocks may be joined by concatenation.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Columns = Mapping[str, "Tensor | Sequence[Any]"]
+"""One entry per sample each: a tensor (N, ...), or a list of what can be pickled."""
+
+ALIGNMENT = 8
+"""Every column starts at a multiple of this, as the widest number type needs."""
+PREFIX = 16
+
+
+class Block(NamedTuple):
+    """What some samples' bytes held: their number, and their columns; or the error that took their place."""
+
+    num_rows: int
+    columns: dict[str, Any]
+    error: str | None = None
+
+
+def packed(columns: Columns, num_rows: int, *, error: str | None = None) -> Tensor:
+    """The block of these columns, on the device of the first tensor among them.
+
+    Example:
+        >>> block = packed({"uid": torch.tensor([7, 8]), "domain": ["math", "code"]}, 2)
+        >>> unpacked(block)
+        [Block(num_rows=2, columns={'uid': tensor([7, 8]), 'domain': ['math', 'code']}, error=None)]
+    """
+    described, parts = [], []
+    for name, column in columns.items():
+        if isinstance(column, Tensor):
+            data = column.detach().contiguous().reshape(-1).view(torch.uint8)
+            described.append([name, str(column.dtype).removeprefix("torch."), list(column.shape)])
+        else:
+            data = torch.frombuffer(bytearray(pickle.dumps(list(column))), dtype=torch.uint8)
+            described.append([name, "object", [len(data)]])
+        parts.append(data)
+    header = json.dumps([num_rows, error, described], separators=(",", ":")).encode()
+    end = _aligned(PREFIX + len(header))
+    total = end + sum(_aligned(len(part)) for part in parts)
+    device = next((column.device for column in columns.values() if isinstance(column, Tensor)), torch.device("cpu"))
+    head = np.array([end, total], np.int64).tobytes() + header.ljust(end - PREFIX)
+    block = torch.zeros(total, dtype=torch.uint8, device=device)
+    block[:end] = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(device)
+    for part in parts:
+        block[end : end + len(part)] = part.to(device)
+        end += _aligned(len(part))
+    return block
+
+
+def unpacked(blocks: Tensor) -> list[Block]:
+    """The blocks in a tensor of bytes, in their order."""
+    found = []
+    while len(blocks):
+        end, total = _ends(blocks[:PREFIX])
+        found.append(_block(blocks[:total], bytes(blocks[PREFIX:end].tolist())))
+        blocks = blocks[total:]
+    return found
+
+
+def unpacked_rows(rows: Tensor, header_ends: Sequence[int]) -> list[Block]:
+    """The blocks at the start of each row, whose headers end where the caller knows.
+
+    All headers leave the device in one copy.
+    """
+    heads = rows[:, : max(header_ends)].cpu().numpy()
+    return [_block(row, head[PREFIX:end].tobytes()) for row, head, end in zip(rows, heads, header_ends)]
+
+
+def joined(blocks: Sequence[Block]) -> dict[str, Any]:
+    """The columns that all blocks have, one block after the other; numbers are padded with 0 to the widest.
+
+    Example:
+        >>> one, two = {"advantages": torch.ones(1, 2)}, {"advantages": torch.full((1, 1), 2.0)}
+        >>> joined([Block(1, one), Block(1, two)])
+        {'advantages': tensor([[1., 1.],
+                [2., 0.]])}
+    """
+    # A block without rows says nothing of types and widths: its columns may be empty lists.
+    telling = [block for block in blocks if block.num_rows] or list(blocks[:1])
+    names = [name for name in telling[0].columns if all(name in block.columns for block in telling)]
+    return {name: _joined_column(name, [block.columns[name] for block in telling]) for name in names}
+
+
+def ends(block: Tensor) -> Tensor:
+    """Where the header and the block end, (2,) int64."""
+    return block[:PREFIX].view(torch.int64)
+
+
+def _ends(prefix: Tensor) -> tuple[int, int]:
+    end, total = ends(prefix.clone()).tolist()
+    return end, total
+
+
+def _block(data: Tensor, header: bytes) -> Block:
+    num_rows, error, described = json.loads(header)
+    start, columns = _aligned(PREFIX + len(header)), {}
+    for name, kind, shape in described:
+        if kind == "object":
+            columns[name] = pickle.loads(data[start : start + shape[0]].cpu().numpy().tobytes())
+            size = shape[0]
+        else:
+            dtype: torch.dtype = getattr(torch, kind)
+            size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            columns[name] = data[start : start + size].clone().view(dtype).reshape(shape)
+        start += _aligned(size)
+    return Block(num_rows, columns, error)
+
+
+def _joined_column(name: str, parts: list[Any]) -> Any:
+    if not all(isinstance(part, Tensor) for part in parts):
+        return [value for part in parts for value in (part.tolist() if isinstance(part, Tensor) else part)]
+    dims = {part.dim() for part in parts}
+    if len(dims) > 1:
+        raise ValueError(
+            f"{name} has {' and '.join(map(str, sorted(dims)))} dimensions in different parts of the global batch. "
+            "Give it the same number on every rank."
+        )
+    dtype = parts[0].dtype
+    for part in parts[1:]:
+        dtype = torch.promote_types(dtype, part.dtype)
+    widest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts))]
+    padded = [part.to(dtype) for part in parts]
+    for i, part in enumerate(padded):
+        if list(part.shape[1:]) != widest:
+            padded[i] = part.new_zeros([len(part), *widest])
+            inside = (slice(None), *(slice(size) for size in part.shape[1:]))
+            padded[i][inside] = part
+    return torch.cat(padded)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
