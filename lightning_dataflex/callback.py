@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.config import (
@@ -26,7 +27,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import merged
 from lightning_dataflex.mount import Mount, mount_of
-from lightning_dataflex.window import EmptySteps, StepWindow
+from lightning_dataflex.window import EmptySteps, StepWindow, WholeGroups
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -114,6 +115,7 @@ class DataFlexCallback(Callback):
         self.num_steps = 0
         self._empty_steps = EmptySteps(on_empty if enforce else "skip")
         self._windows: list[StepWindow] = []
+        self._whole_groups: WholeGroups | None = None
         self._mount: Mount | None = None
         self._trainer: Trainer | None = None
         self._decisions: list[Decision] = []
@@ -166,8 +168,15 @@ class DataFlexCallback(Callback):
         kind = mount_of(pl_module, self.config.mount)
         self._mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
         self._mount.attach(pl_module)
+        self.pipeline.scorer.to(pl_module.device)
+        self.pipeline.process_group = _data_parallel_group(pl_module)
         if self.config.enforce:
-            self._windows = [StepWindow(optimizer) for optimizer in trainer.optimizers]
+            sharded = trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
+            self._windows = [StepWindow(optimizer, sharded=sharded) for optimizer in trainer.optimizers]
+        comparing = [part for part in (self.pipeline.scorer, self.pipeline.actuator) if part.needs_groups]
+        if comparing and pl_module.automatic_optimization:
+            size = _setting(pl_module, "num_generations")
+            self._whole_groups = WholeGroups(registered_name(comparing[0]), size if isinstance(size, int) else None)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module as it was found."""
@@ -183,14 +192,12 @@ class DataFlexCallback(Callback):
         for window in self._windows:
             window.detach()
         self._windows = []
-        self._mount = self._trainer = None
+        self._mount = self._trainer = self._whole_groups = self.pipeline.process_group = None
         self._decisions = []
 
     def check(self, pl_module: LightningModule) -> None:
         """Raise a ValueError if the scorer or the actuator does not fit the module's advantage estimator."""
-        estimator = self.config.adv_estimator or getattr(pl_module, "adv_estimator", None)
-        if estimator is None:
-            estimator = (getattr(pl_module, "hparams", None) or {}).get("adv_estimator")
+        estimator = self.config.adv_estimator or _setting(pl_module, "adv_estimator")
         validate_compat(self.pipeline.scorer, self.pipeline.actuator, estimator)
 
     # -- during a step ---------------------------------------------------------------------------------------------
@@ -200,6 +207,8 @@ class DataFlexCallback(Callback):
         assert self._mount is not None
         for window in self._windows:
             window.begin_batch()
+        if self._whole_groups is not None:
+            self._whole_groups.begin_batch(new_step=batch_idx % trainer.accumulate_grad_batches == 0)
         self._decisions = []
         self._mount.begin(batch)
 
@@ -245,6 +254,8 @@ class DataFlexCallback(Callback):
         self._decisions.append(decision)
         for window in self._windows:
             window.add(decision)
+        if self._whole_groups is not None and decision.group_ids is not None:
+            self._whole_groups.add(decision.group_ids)
         return decision if self.config.enforce else None
 
     def _check_fired(self, pl_module: LightningModule) -> None:
@@ -268,6 +279,18 @@ def dataflex_callbacks(trainer: Trainer) -> list[DataFlexCallback]:
     """Those of a Trainer, in their order."""
     every: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in every if isinstance(callback, DataFlexCallback)]
+
+
+def _setting(pl_module: LightningModule, name: str) -> Any:
+    """An attribute or hyperparameter of the module; None where it has none of that name."""
+    value = getattr(pl_module, name, None)
+    return (getattr(pl_module, "hparams", None) or {}).get(name) if value is None else value
+
+
+def _data_parallel_group(pl_module: LightningModule) -> Any:
+    """The ranks that hold different samples; None for all. Tensor-parallel ranks hold the same."""
+    mesh = getattr(pl_module, "device_mesh", None)
+    return mesh["data_parallel"].get_group() if mesh and "data_parallel" in (mesh.mesh_dim_names or ()) else None
 
 
 def _log_prefix(callback: DataFlexCallback, several: list[DataFlexCallback]) -> str:

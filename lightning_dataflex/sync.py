@@ -87,7 +87,9 @@ def exchanged(own: Callable[[], tuple[Columns, int]], group: Group = None) -> tu
 
 def _all_gather(row: Tensor, group: Group) -> Tensor:
     everyone = row.new_empty(num_ranks(group), *row.shape[1:])
-    dist.all_gather_into_tensor(everyone, row.contiguous(), group=group)
+    # The first is the name of the second from PyTorch 2.13 on.
+    all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    all_gather(everyone, row.contiguous(), group=group)
     return everyone
 
 

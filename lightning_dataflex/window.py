@@ -13,6 +13,7 @@ from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.core.config import OnEmpty
 from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.sync import mean_over_ranks
 
 WARN_EVERY = 100
@@ -47,10 +48,15 @@ class StepWindow:
     """What has gone into an optimiser's gradients since the batch in which it made its last step.
 
     Under gradient accumulation that is several batches; under manual optimisation several steps may share one.
+
+    Args:
+        optimizer: The optimiser.
+        sharded: Whether each rank holds a part of every gradient.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, *, sharded: bool = False) -> None:
         self._any_kept = self._any_dropped = self._stepped = False
+        self._sharded = sharded
         self.detach = optimizer.register_step_pre_hook(self._before_step).remove
 
     def begin_batch(self) -> None:
@@ -91,7 +97,7 @@ class StepWindow:
         self._stepped = True
         if not self._any_dropped:
             return
-        size = _gradient_size(optimizer)
+        size = float(mean_over_ranks(_gradient_size(optimizer)) if self._sharded else _gradient_size(optimizer))
         if not math.isfinite(size):
             raise ValueError(
                 "The gradient is not finite in a step in which samples were dropped. Divide the loss by the number of "
@@ -102,15 +108,70 @@ class StepWindow:
                 parameter.grad = None
 
 
-def _gradient_size(optimizer: Optimizer) -> float:
-    """Sum of |gradient|, averaged over ranks: sharded strategies hold a part each."""
+def _gradient_size(optimizer: Optimizer) -> Tensor:
+    """Sum of |gradient| over what this rank holds of it."""
     gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None]
     local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
     dense = [g.coalesce().values() if g.is_sparse else g for g in local]
     # In at least float32, because the sum of many half-precision numbers leaves their range.
     sums = [g.abs().sum(dtype=torch.promote_types(g.dtype, torch.float32)).float() for g in dense]
-    total = torch.stack([each.to(sums[0].device) for each in sums]).sum() if sums else torch.zeros(())
-    return float(mean_over_ranks(total))
+    return torch.stack([each.to(sums[0].device) for each in sums]).sum() if sums else torch.zeros(())
+
+
+class WholeGroups:
+    """Watches that no group is cut over the batches of one optimiser step: each part would be judged by itself.
+
+    Batches that number their groups 0, 1, ... anew are no cut: all their ids come again, not some.
+
+    Args:
+        name: What compares the samples of a group.
+        group_size: Samples of a group, where it is known.
+    """
+
+    def __init__(self, name: str, group_size: int | None) -> None:
+        self.name, self.group_size = name, group_size
+        self._first = True
+        self._earlier: list[Tensor] = []
+        self._here: list[Tensor] = []
+
+    def begin_batch(self, *, new_step: bool) -> None:
+        """A new training batch, the first of an optimiser step or one more of it."""
+        if new_step:
+            self._first = self._first and not self._earlier
+            self._earlier = []
+        else:
+            self._earlier = self._earlier + self._here
+        self._here = []
+
+    def add(self, group_ids: Tensor) -> None:
+        """The groups (N,) of a decision in this batch.
+
+        Raises:
+            ValueError: In the first step of several batches. Later on it is a warning, because a prompt that was drawn
+                a second time looks the same.
+        """
+        self._here.append(group_ids)
+        cut = self._num_cut(group_ids) if self._earlier else 0
+        if not cut:
+            return
+        fact = (
+            f"{self.name} compares the samples of a group, but {cut} groups of this batch have samples in an earlier "
+            "batch of the same optimiser step (accumulate_grad_batches). Batches must hold whole groups: use a batch "
+            "size that is a multiple of the group size, or decide on the whole rollout with a DataFlexPoint. If a "
+            "prompt was drawn twice, or groups are numbered anew in each batch, give each group an id of its own."
+        )
+        if self._first:
+            raise ValueError(fact)
+        warn_once(self, fact)
+
+    def _num_cut(self, group_ids: Tensor) -> int:
+        distinct, sizes = torch.unique(group_ids, return_counts=True)
+        earlier = torch.cat(self._earlier)
+        again = torch.isin(distinct, earlier)
+        if self.group_size is not None:
+            return int((again & (sizes < self.group_size)).sum())
+        numbered_anew = len(distinct) > 1 and bool(again.all()) and bool(torch.isin(earlier, distinct).all())
+        return 0 if numbered_anew else int(again.sum())
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -1,22 +1,29 @@
-"""One global batch: real gloo processes decide what one process decides."""
+"""One global batch: real gloo processes decide what one process decides, however the samples are spread."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
+import itertools
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from lightning_dataflex import DataFlexCallback, Pipeline, Scorer, Selector, build
+from lightning_dataflex import Pipeline, Scorer, Selector, build
 from lightning_dataflex.functional.loss import loss_denominator
 from lightning_dataflex.functional.selection import top_fraction
-from tests.toy import LR, Toy, fit, gradient, kept_rows, policy, rollout
+from lightning_dataflex.sync import exchanged
+from tests.laws import PARAMS, pairs
+from tests.ranks import processes, spread, taken
 
-NUM_SAMPLES = 12
+NAN = float("nan")
+WIDE = ("advantages", "old_log_probs", "response_mask")
+NUM_SAMPLES = 14
 
 
 class PlainRate(Scorer):
@@ -55,12 +62,23 @@ class PlainAdvantage(Selector):
 
 
 class PlainIds(Scorer):
-    """Reads a field that is wider than the responses."""
+    """Reads fields that are wider than the responses, of one and of two dimensions per sample."""
 
-    requires = ("input_ids", "response_mask")
+    requires = ("input_ids", "images", "response_mask")
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> torch.Tensor:
-        return batch["input_ids"].sum(-1) + batch["response_mask"].sum(-1)
+        return batch["input_ids"].sum(-1) + batch["response_mask"].sum(-1) + batch["images"].sum((-1, -2))
+
+
+class TopTokens(Selector):
+    """The tokens in the upper half of all tokens."""
+
+    granularities = ("token",)
+    requires = ("response_mask",)
+
+    def act(self, scores: torch.Tensor, batch: Any, **ctx: Any) -> torch.Tensor:
+        mask = batch["response_mask"].bool()
+        return (scores > scores[mask].median()) & mask if mask.any() else mask
 
 
 class FromRate(type(build("scorer", "group_solve_rate"))):
@@ -73,133 +91,263 @@ class FromRate(type(build("scorer", "group_solve_rate"))):
         return batch.batch["old_log_probs"].sum(-1)
 
 
-def whole() -> dict[str, Any]:
-    batch = rollout(7, NUM_SAMPLES)
-    order = torch.tensor([0, 5, 2, 9, 4, 1, 6, 11, 8, 3, 10, 7])  # groups are spread over ranks
-    batch = {key: value[order] for key, value in batch.items()}
-    names = [f"prompt-{i}" for i in batch["uid"].tolist()]
-    ids = torch.arange(NUM_SAMPLES)[:, None] * torch.arange(9) % 7
-    return batch | {
-        "input_ids": ids,
-        "uid": names,
-        "domain": ["math" if i % 3 else "logic" for i in range(NUM_SAMPLES)],
+class FromToken(type(build("scorer", "advantage_magnitude"))):
+    """Inherits from a row-wise scorer, but a sample's score depends on the others."""
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> torch.Tensor:
+        sizes = batch.batch["advantages"].abs().sum(-1)
+        return sizes / sizes.sum()
+
+
+OWN: dict[str, tuple[Any, Any, str]] = {
+    "plain": (PlainRate, PlainTop, "select"),
+    "plain actuator": ("advantage_magnitude", PlainAdvantage, "select"),
+    "plain scorer": (PlainRate, ("gfpo", {"k": 1, "advantages": "group"}), "select"),
+    "wide fields": (PlainIds, ("topk_fraction", {}), "select"),
+    "tokens of all ranks": ("token_prob", TopTokens, "select"),
+    "subclass": (FromRate, ("softmax", {}), "reweight"),
+    "no longer row-wise": (FromToken, ("per_advantage", {}), "reweight"),
+}
+BUILT_IN: dict[str, tuple[Any, Any, str]] = {
+    parameter.id: (scorer, (actuator, PARAMS.get(actuator, {})), {"selector": "select", "reweighter": "reweight"}[kind])
+    for parameter in pairs("selector", "reweighter")
+    for scorer, kind, actuator in [parameter.values]
+}
+COMPONENTS = BUILT_IN | OWN
+
+
+def pipeline(name: str, **config: Any) -> Pipeline:
+    scorer, actuator, mechanism = COMPONENTS[name]
+    parts = {"scorer": scorer if isinstance(scorer, str) else scorer()}
+    parts["actuator"] = actuator() if isinstance(actuator, type) else {"name": actuator[0], "params": actuator[1]}
+    return Pipeline.from_config({"mechanism": mechanism, **parts, **config})
+
+
+def whole(seed: int = 0) -> dict[str, Any]:
+    """Groups of unequal size, ragged lengths, one sample without a valid token and one without a reward."""
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(1, 7, NUM_SAMPLES)
+    lengths[draw.integers(NUM_SAMPLES)] = 0
+    mask = torch.tensor(np.arange(6) < lengths[:, None])
+    rewards = draw.choice([0.0, 0.25, 1.0], NUM_SAMPLES)
+    rewards[draw.integers(NUM_SAMPLES)] = NAN
+    groups = draw.integers(0, 4, NUM_SAMPLES)
+
+    def table(values: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+        return torch.where(mask, torch.tensor(values, dtype=dtype), NAN)
+
+    return {
+        "rm_scores": torch.tensor(rewards),
+        "response_mask": mask.long(),
+        "uid": [("prompt", int(g)) if g % 2 else f"prompt-{g}" for g in groups],
+        "domain": ["math" if i % 3 else "logic" for i in groups],
+        "advantages": table(draw.normal(size=mask.shape), torch.float32),
+        "old_log_probs": table(np.log(draw.uniform(0.05, 1, mask.shape)), torch.float64),
+        "input_ids": torch.tensor(draw.integers(0, 9, (NUM_SAMPLES, 9))),
+        "images": torch.tensor(draw.normal(size=(NUM_SAMPLES, 2, 3))),
     }
 
 
-PAIRS: dict[str, tuple[Any, Any, str]] = {
-    "band": ("group_solve_rate", "threshold_band", "select"),
-    "top": ("advantage_magnitude", "topk_fraction", "select"),
-    "gfpo": ("reward_difficulty", {"name": "gfpo", "params": {"k": 1}}, "select"),
-    "variance": ("reward_difficulty", "max_variance", "select"),
-    "softmax": ("advantage_magnitude", "softmax", "reweight"),
-    "quantiles": ("advantage_magnitude", "difficulty_band", "reweight"),
-    "tokens": ("token_prob", "advantage_reweight", "reweight"),
-    "power": ("advantage_magnitude", "per_advantage", "reweight"),
-    "plain": (PlainRate(), PlainTop(), "select"),
-    "plain actuator": ("advantage_magnitude", PlainAdvantage(), "select"),
-    "plain scorer": (PlainRate(), {"name": "gfpo", "params": {"k": 1, "advantages": "group"}}, "select"),
-    "wide field": (PlainIds(), "topk_fraction", "select"),
-    "subclass": (FromRate(), "softmax", "reweight"),
-}
+def decided(batch: dict[str, Any], scope: str = "global") -> dict[str, Any]:
+    """The decision of every pair of components, and of nobody, on this rank's samples."""
+    decisions = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in COMPONENTS:
+            decisions[name] = vars(pipeline(name, scope=scope).decide(batch))
+        for name in ("reward_difficulty-threshold_band", "group_solve_rate-threshold_band"):
+            above = pipeline(name, scope=scope)
+            above.actuator.low, above.actuator.high = 5.0, 6.0
+            decisions[f"{name}, or all"] = vars(above.decide(batch, keep_all_if_empty=True))
+        decisions["all"] = vars(above.keep_all(batch))
+    return decisions
 
 
-def pipeline(name: str) -> Pipeline:
-    scorer, actuator, mechanism = PAIRS[name]
-    return Pipeline.from_config({"mechanism": mechanism, "scorer": scorer, "actuator": actuator})
+def decided_by_rank(batch: dict[str, Any]) -> dict[str, Any]:
+    return decided(batch, "rank")
 
 
-def part_of(batch: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Some rows, cut to the longest response among them, as a rank would hold them."""
-    rows = {key: value[start:stop] for key, value in batch.items()}
-    width = max(int(rows["response_mask"].sum(-1).max()) if stop > start else 1, 1)
-    wide = ("advantages", "old_log_probs", "response_mask", "rm_scores", "actions", "features")
-    return {key: value[:, :width] if key in wide else value for key, value in rows.items()}
+def spreads(world: int) -> st.SearchStrategy[list[list[int]]]:
+    """Every sample on some rank, in some order; ranks may have none."""
+    rows = st.permutations(range(NUM_SAMPLES))
+    owners = st.lists(st.integers(0, world - 1), min_size=NUM_SAMPLES, max_size=NUM_SAMPLES)
+    return st.builds(
+        lambda order, owner: [[row for row, own in zip(order, owner) if own == rank] for rank in range(world)],
+        rows,
+        owners,
+    )
 
 
-def _decide(rank: int, world: int, cuts: list[int], folder: str) -> None:
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
-    mine = part_of(whole(), cuts[rank], cuts[rank + 1])
-    decisions = {name: pipeline(name).decide(mine) for name in PAIRS}
-    decisions |= {"all": pipeline("band").keep_all(mine)}
-    result = {name: (d.scores, d.keep, d.weights, d.advantages, d.metrics, d.num_kept) for name, d in decisions.items()}
-    result["denominator"] = loss_denominator(mine["response_mask"], "token-mean")
-    torch.save(result, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def assert_same(got: dict[str, Any], want: dict[str, Any], rows: slice, name: str) -> None:
+    width = got["weights"].shape[1]
+
+    def here(value: torch.Tensor) -> torch.Tensor:
+        return value[rows] if value.dim() == 1 else value[rows, :width]
+
+    scores, expected = got["scores"].double(), here(want["scores"]).double()
+    torch.testing.assert_close(scores, expected, atol=1e-6, rtol=1e-6, equal_nan=True, msg=name)
+    assert torch.equal(got["keep"], here(want["keep"])), name
+    torch.testing.assert_close(got["weights"], here(want["weights"]), atol=1e-6, rtol=0)
+    assert (got["advantages"] is None) == (want["advantages"] is None), name
+    if got["advantages"] is not None:
+        expected = want["advantages"][rows]
+        torch.testing.assert_close(got["advantages"], expected, atol=1e-6, rtol=0, check_dtype=False)
+    assert (got["num_kept"], got["fell_back"]) == (want["num_kept"], want["fell_back"]), name
+    assert list(got["metrics"]) == list(want["metrics"])
+    for key, value in got["metrics"].items():
+        assert float(value) == pytest.approx(float(want["metrics"][key]), abs=1e-6), (name, key)
 
 
-@pytest.mark.parametrize("cuts", [[0, 6, 12], [0, 1, 12], [0, 0, 12], [0, 3, 3, 7, 12]], ids=str)
-def test_decisions_are_those_of_one_process(cuts: list[int], tmp_path: Path) -> None:
-    world = len(cuts) - 1
-    mp.spawn(_decide, (world, cuts, str(tmp_path)), nprocs=world)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(world)]
-    for name in (*PAIRS, "all"):
-        alone = pipeline("band").keep_all(whole()) if name == "all" else pipeline(name).decide(whole())
-        for rank, (scores, keep, weights, advantages, metrics, num_kept) in enumerate(r[name] for r in ranks):
-            rows, width = slice(cuts[rank], cuts[rank + 1]), weights.shape[1]
-            expected = alone.scores[rows] if scores.dim() == 1 else alone.scores[rows, :width]
-            torch.testing.assert_close(scores.double(), expected.double(), atol=1e-6, rtol=0, equal_nan=True, msg=name)
-            assert torch.equal(keep, alone.keep[rows]), name
-            torch.testing.assert_close(weights, alone.weights[rows, :width], atol=1e-6, rtol=0)
-            if advantages is not None:
-                torch.testing.assert_close(advantages, alone.advantages[rows], atol=1e-6, rtol=0, check_dtype=False)
-            assert num_kept == alone.num_kept
-            assert list(metrics) == list(alone.metrics)
-            for key, value in metrics.items():
-                assert float(value) == pytest.approx(float(alone.metrics[key]), abs=1e-6), (name, key)
-    assert [float(r["denominator"]) for r in ranks] == [float(whole()["response_mask"].sum()) / world] * world
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("world", [2, 4])
+@given(data=st.data(), seed=st.integers(0, 1000))
+@settings(
+    max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+)
+def test_law_1_decisions_are_those_of_one_process(world: int, data: Any, seed: int) -> None:
+    rows_of = data.draw(spreads(world))
+    assert_decided_alike(world, seed, rows_of)
 
 
-class GlobalToy(Toy):
-    """Divides by the tokens of all ranks."""
-
-    def _loss(self, batch: dict[str, Any]) -> torch.Tensor:
-        from tests.toy import per_token
-
-        losses = per_token(self.linear, batch) * batch["rollout_is_weights"]
-        return losses.sum() / loss_denominator(batch["response_mask"], "token-mean")
+@pytest.mark.parametrize("sizes", [[14, 0], [0, 14], [1, 13], [0, 5, 0, 9]], ids=str)
+def test_law_1_with_ranks_that_have_few_samples_or_none(sizes: list[int]) -> None:
+    ends = np.cumsum([0, *sizes])
+    assert_decided_alike(len(sizes), 3, [list(range(a, b)) for a, b in itertools.pairwise(ends)])
 
 
-class OneBatchPerRank(torch.utils.data.Dataset):
-    def __init__(self, parts: list[dict[str, Any]]) -> None:
-        self.parts = parts
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.parts[index]
-
-
-def _fit(rank: int, folder: str, solved: bool) -> None:
-    import os
-
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29541", "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    os.environ |= {"LOCAL_RANK": str(rank), "RANK": str(rank), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    os.environ["TORCHELASTIC_RUN_ID"] = "test"
-    module = GlobalToy()
-    callback = DataFlexCallback("select", "group_solve_rate", "threshold_band")
-    parts = two_parts(solved)
-    fit(module, [callback], [parts[rank]] * 2, strategy="ddp", devices=2, use_distributed_sampler=False)
-    torch.save(module.linear.weight.detach(), f"{folder}/{rank}.pt")
+def assert_decided_alike(world: int, seed: int, rows_of: list[list[int]]) -> None:
+    batch = whole(seed)
+    ranks = processes(world).run(decided, spread(batch, rows_of, WIDE))
+    alone = decided(taken(batch, [row for rows in rows_of for row in rows]))
+    start = 0
+    for rows, decisions in zip(rows_of, ranks):
+        for name, want in alone.items():
+            assert_same(decisions[name], want, slice(start, start + len(rows)), name)
+        start += len(rows)
 
 
-def two_parts(solved: bool) -> list[dict[str, Any]]:
-    """A group is spread over the ranks; or the first rank has failed groups alone and keeps nothing."""
-    batch = rollout(0)
-    if solved:
-        batch["rm_scores"][:4] = 0.0
-        return [{k: v[:4] for k, v in batch.items()}, {k: v[4:] for k, v in batch.items()}]
-    return [{k: v[:3] for k, v in batch.items()}, {k: v[3:] for k, v in batch.items()}]
+def test_with_scope_rank_each_rank_decides_alone_and_the_log_counts_all() -> None:
+    rows_of = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 13]]
+    parts = spread(whole(5), rows_of, WIDE)
+    ranks, alone = processes(2).run(decided_by_rank, parts), [decided(part) for part in parts]
+    for name in COMPONENTS:
+        for got, want in zip(ranks, alone):
+            assert torch.equal(got[name]["keep"], want[name]["keep"]), name
+            torch.testing.assert_close(got[name]["weights"], want[name]["weights"], atol=1e-6, rtol=1e-6)
+            assert got[name]["num_kept"] == sum(each[name]["num_kept"] for each in alone)
+        totals = [float(part["response_mask"].sum()) for part in parts]
+        means = [float(each[name]["metrics"]["weight_mean"]) for each in alone]
+        assert float(ranks[0][name]["metrics"]["weight_mean"]) == pytest.approx(np.average(means, weights=totals))
+        assert ranks[0][name]["metrics"] == ranks[1][name]["metrics"]
 
 
-@pytest.mark.parametrize("solved", [False, True], ids=["split group", "one rank keeps nothing"])
-def test_ddp_trains_as_one_process_does(solved: bool, tmp_path: Path) -> None:
-    mp.spawn(_fit, (str(tmp_path), solved), nprocs=2)
-    parts = two_parts(solved)
-    batch = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
-    keep, mask = kept_rows(batch)[:, None], batch["response_mask"].numpy()
-    weight = policy().weight.detach().numpy().copy()
-    for _ in range(2):
-        weight -= LR * gradient(weight, batch, keep * mask, keep * mask)
-    for rank in range(2):
-        np.testing.assert_allclose(torch.load(tmp_path / f"{rank}.pt").numpy(), weight, atol=1e-6)
+# -- the exchange ------------------------------------------------------------------------------------------------------
+
+COLLECTIVES = [
+    name
+    for name in vars(dist)
+    if name.startswith(
+        ("all_", "reduce", "gather", "scatter", "broadcast", "barrier", "monitored", "send", "recv", "is", "ir")
+    )
+    and callable(getattr(dist, name))
+    and not name.startswith("is_")
+]
+
+
+ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+
+
+def counted(batch: dict[str, Any]) -> dict[str, list[tuple[str, int]]]:
+    """The collectives of each pair's decision, with the bytes that this rank put into each."""
+    calls: dict[str, list[tuple[str, int]]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in COLLECTIVES:
+
+            def noted(*args: Any, _name: str, _real: Any, **kwargs: Any) -> Any:
+                sent = args[-1] if isinstance(args[-1], torch.Tensor) else torch.empty(0)
+                seen.append((_name, sent.numel() * sent.element_size()))
+                return _real(*args, **kwargs)
+
+            patch.setattr(dist, name, functools.partial(noted, _name=name, _real=getattr(dist, name)))
+        for pair in COMPONENTS:
+            seen: list[tuple[str, int]] = []
+            pipeline(pair).decide(batch)
+            calls[pair] = seen
+    return calls
+
+
+def many(num_samples: int) -> dict[str, Any]:
+    mask = torch.ones(num_samples, 50)
+    table = torch.rand(mask.shape, dtype=torch.float64)
+    texts = [str(i // 4) for i in range(num_samples)]
+    return {
+        "rm_scores": table.round(),
+        "response_mask": mask,
+        "uid": texts,
+        "domain": texts,
+        "advantages": table,
+        "old_log_probs": -table,
+        "input_ids": torch.ones(num_samples, 60),
+        "images": torch.ones(num_samples, 2, 2),
+    }
+
+
+def test_two_collectives_whatever_the_component_and_at_most_32_bytes_a_sample() -> None:
+    ranks = processes(2).run(counted, [many(400), many(1000)])
+    for name in COMPONENTS:
+        (kinds, sizes), (other_kinds, other_sizes) = (list(zip(*rank[name])) for rank in ranks)
+        assert kinds == other_kinds == (ALL_GATHER, ALL_GATHER), name
+        assert sizes == other_sizes, name
+        if name in BUILT_IN:
+            header = 400
+            assert sum(sizes) <= 32 * 1000 + header, (name, sizes)
+
+
+def failing(batch: dict[str, Any]) -> str:
+    try:
+        pipeline("group_solve_rate-threshold_band").decide(batch)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_an_error_on_one_rank_is_raised_on_every_rank() -> None:
+    batch = whole()
+    broken = {key: value for key, value in batch.items() if key != "uid"}
+    first, second = processes(2).run(failing, [batch, broken])
+    assert first.startswith(
+        "RuntimeError: Rank 1 of 2 could not give its part of the global batch. ValueError: The rollout"
+    )
+    assert second.startswith("ValueError: The rollout batch has no field 'uid'. It has: ")
+    assert processes(2).run(failing, [batch, batch]) == ["no error"] * 2
+
+
+def test_no_samples_on_any_rank_is_an_error_on_every_rank() -> None:
+    empty = taken(whole(), [])
+    for text in processes(2).run(failing, [empty, empty]):
+        assert text == "ValueError: The rollout batch has no samples. Give at least one."
+
+
+def joined(columns: dict[str, Any]) -> Any:
+    return exchanged(lambda: (columns, len(columns["a"])))
+
+
+def test_ranks_may_differ_in_types_and_widths() -> None:
+    one = {"a": torch.tensor([1.5, 2.5]), "b": [7, 8], "c": torch.ones(2, 1, dtype=torch.int32), "d": torch.ones(2)}
+    two = {"c": torch.full((1, 3), 2), "b": ["x"], "a": torch.tensor([3])}
+    none = {"a": [], "b": torch.empty(0, 4), "c": []}
+    for rank, (columns, rows) in enumerate(processes(4).run(joined, [one, none, two, none])):
+        assert list(columns) == ["a", "b", "c"]
+        assert columns["a"].tolist() == [1.5, 2.5, 3.0]
+        assert columns["b"] == [7, 8, "x"]
+        assert columns["c"].tolist() == [[1, 0, 0], [1, 0, 0], [2, 2, 2]]
+        assert rows == [slice(0, 2), slice(2, 2), slice(2, 3), slice(3, 3)][rank]
+
+
+def denominators(mask: torch.Tensor) -> list[float]:
+    return [float(loss_denominator(mask, each)) for each in ("token-mean", "seq-mean-token-sum")]
+
+
+def test_the_denominator_of_the_loss_is_that_of_the_global_batch() -> None:
+    masks = [torch.tensor([[1, 1, 0], [0, 0, 0]]), torch.ones(3, 3), torch.zeros(0, 1), torch.zeros(2, 2)]
+    assert processes(4).run(denominators, masks) == [[11 / 4, 4 / 4]] * 4

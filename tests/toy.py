@@ -160,7 +160,7 @@ def minibatches(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {key: value[rows] for key, value in batch.items()}
 
 
-def fit(module: LightningModule, callbacks: list[Any], batches: list[Any], **trainer: Any) -> Trainer:
+def fit(module: LightningModule, callbacks: list[Any], batches: Any, **trainer: Any) -> Trainer:
     settings: dict[str, Any] = {
         "max_epochs": 1,
         "accelerator": "cpu",
@@ -172,7 +172,8 @@ def fit(module: LightningModule, callbacks: list[Any], batches: list[Any], **tra
         "num_sanity_val_steps": 0,
     }
     fitter = Trainer(callbacks=callbacks, **(settings | trainer))
-    fitter.fit(module, DataLoader(batches, batch_size=None, collate_fn=_as_it_is))
+    data = batches if isinstance(batches, LightningDataModule) else DataLoader(batches, None, collate_fn=_as_it_is)
+    fitter.fit(module, data)
     return fitter
 
 

@@ -24,17 +24,12 @@ def at_last_token(rewards: Tensor, mask: Tensor) -> Tensor:
     return torch.where(last, rewards[:, None], 0.0)
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of the values at valid tokens."""
-    return torch.where(mask.bool(), values, 0.0).sum() / mask.sum()
-
-
 def minibatches(uid: Sequence[Any], num_minibatches: int, generator: torch.Generator) -> list[list[int]]:
-    """Rows of each minibatch: whole groups, shuffled, dealt out as evenly as they go."""
+    """Rows of each minibatch: whole groups, shuffled, dealt out as evenly as they go; of no samples, no rows each."""
     groups: dict[Any, list[int]] = {}
     for row, name in enumerate(uid):
         groups.setdefault(name, []).append(row)
-    if len(groups) < num_minibatches:
+    if 0 < len(groups) < num_minibatches:
         raise ValueError(
             f"num_minibatches is {num_minibatches} but the batch has {len(groups)} prompts. "
             "Use more prompts or fewer minibatches."
@@ -46,8 +41,28 @@ def minibatches(uid: Sequence[Any], num_minibatches: int, generator: torch.Gener
 
 def sliced(batch: Batch, rows: Sequence[int]) -> Batch:
     """The given samples of a batch."""
-    index = torch.as_tensor(rows)
+    index = torch.as_tensor(rows, dtype=torch.int64)
     return {
         name: value[index.to(value.device)] if isinstance(value, Tensor) else [value[row] for row in rows]
         for name, value in batch.items()
     }
+
+
+def num_micro_batches(num_samples: int, size: int | None) -> int:
+    """Pieces of at most `size` samples that so many samples make; at least one."""
+    return max(1, -(-num_samples // (size or max(num_samples, 1))))
+
+
+def micro_batches(batch: Batch, count: int) -> list[Batch]:
+    """The samples in `count` pieces of about the same size; a piece without samples has one that nothing is read of.
+
+    Ranks must agree on the count: each piece is a backward pass, in which they wait for each other.
+    """
+    pieces = torch.arange(len(batch["response_mask"])).tensor_split(count)
+    return [sliced(batch, rows.tolist()) if len(rows) else blank(batch) for rows in pieces]
+
+
+def blank(batch: Batch) -> Batch:
+    """A sample without a valid response token, because models refuse a batch of no samples."""
+    fields = {name: value.new_zeros(1, *value.shape[1:]) for name, value in batch.items() if isinstance(value, Tensor)}
+    return fields | {"attention_mask": torch.ones_like(fields["attention_mask"])}

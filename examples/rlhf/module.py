@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from examples.rlhf.batches import Batch, at_last_token, masked_mean, minibatches, sliced
+from examples.rlhf.batches import Batch, at_last_token, micro_batches, minibatches, num_micro_batches, sliced
 from examples.rlhf.estimators import Estimator, advantage_fields, value_loss
 from examples.rlhf.policy import built
 from examples.rlhf.reward_model import RewardModel
@@ -166,9 +166,11 @@ class RLHFModule(LightningModule):
         optimizer, mask = self.optimizers(), minibatch["response_mask"]
         # One denominator for all micro-batches of the step, so that the gradient does not depend on the cut.
         denominator = loss_denominator(mask, self.hparams.aggregation)
+        # The ranks run as many backward passes as the one with the most samples.
+        count = torch.tensor(num_micro_batches(len(mask), self.hparams.micro_batch_size), device=self.device)
         parts = []
-        for rows in torch.arange(len(mask)).split(self.hparams.micro_batch_size or len(mask)):
-            out = self.loss(sliced(minibatch, rows.tolist()), denominator)
+        for micro_batch in micro_batches(minibatch, int(self.trainer.strategy.reduce(count, reduce_op="max"))):
+            out = self.loss(micro_batch, denominator)
             self.manual_backward(out.loss)
             parts.append({"total": out.loss.detach(), **out.parts})
         self.clip_gradients(optimizer, self.hparams.max_grad_norm, "norm")
@@ -231,9 +233,12 @@ class RLHFModule(LightningModule):
     def log_rollout(self, batch: Batch) -> None:
         mask, size = batch["response_mask"], len(batch["uid"])
         self.log_rates(SolveRates.of(self.trainer.datamodule.domains, batch["domain"], batch["solved"]), "", size)
-        self.log("reward", batch["rm_scores"].sum(1).mean(), sync_dist=True, batch_size=size)
-        self.log("response_length", mask.sum(1).float().mean(), sync_dist=True, batch_size=size)
-        self.log("entropy", masked_mean(batch["entropies"], mask), sync_dist=True, batch_size=size)
+        entropy = torch.where(mask.bool(), batch["entropies"], 0.0).sum()
+        sums = torch.stack([batch["rm_scores"].sum(), entropy, mask.sum(), torch.tensor(size, device=mask.device)])
+        # Sums over ranks, because a mean of the ranks' means is none of the samples.
+        rewards, entropies, tokens, samples = self.trainer.strategy.reduce(sums, reduce_op="sum").tolist()
+        means = {"reward": rewards / samples, "response_length": tokens / samples, "entropy": entropies / tokens}
+        self.log_dict(means, batch_size=size)
 
     def log_rates(self, rates: SolveRates, prefix: str, batch_size: int) -> None:
         rates = rates.over_ranks(self.trainer.strategy)

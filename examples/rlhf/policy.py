@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,22 +60,36 @@ class Policy(nn.Module):
             attention_mask: (N, P + L), 0 for padding on either side.
             temperature: The one that the responses were drawn with; 1 when they were not drawn.
         """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=positions(attention_mask),
-            # The logits at one token are about the next, so that the prompt's last token belongs to the response.
-            logits_to_keep=num_response + 1,
-            output_hidden_states=self.value_head is not None,
-            use_cache=False,
-        )
+        with _inputs_of(self.model.get_output_embeddings()) as states:
+            outputs = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=positions(attention_mask),
+                # The logits at one token are about the next, so that the prompt's last token belongs to the response.
+                logits_to_keep=num_response + 1,
+                use_cache=False,
+            )
         log_p = (_full(outputs.logits[:, :-1]) / (temperature or 1.0)).log_softmax(-1)
         log_probs = log_p.gather(-1, input_ids[:, -num_response:, None]).squeeze(-1)
         entropies = -(log_p.exp() * log_p).sum(-1)
         if self.value_head is None:
             return TokenOutputs(log_probs, entropies, None)
-        hidden = outputs.hidden_states[-1][:, -num_response - 1 : -1]
+        hidden = states[0][:, -num_response - 1 : -1]
         return TokenOutputs(log_probs, entropies, _full(self.value_head(hidden)).squeeze(-1))
+
+
+@contextmanager
+def _inputs_of(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """What a layer is called with in the meantime.
+
+    The model's own `output_hidden_states` gives none once the model was sent to another process.
+    """
+    inputs: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _layer, args: inputs.append(args[0]))
+    try:
+        yield inputs
+    finally:
+        handle.remove()
 
 
 def positions(attention_mask: Tensor) -> Tensor:

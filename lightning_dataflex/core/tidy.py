@@ -24,7 +24,7 @@ class TidyBatch(RolloutBatch):
     """The rows of a batch that count, with 0 in padding tokens whatever stood there.
 
     Through `.batch`, fields have verl's layout of one value per token: a reward per sample stands at its last
-    valid token, an advantage per sample at each of them.
+    valid token, an advantage per sample at each of them. Group ids of mixed types are read as their `stable_ids`.
 
     Args:
         batch: The batch as it came.
@@ -46,6 +46,9 @@ class TidyBatch(RolloutBatch):
         if name not in self._whole:
             raise KeyError(self.missing(name))
         value, mask = self._whole.original(name), self._whole.response_mask
+        if name == "uid" and not isinstance(value, Tensor) and len({type(uid) for uid in value}) > 1:
+            # Ids of several types cannot be sorted, as `np.unique` does.
+            value = self._whole.group_ids.cpu().numpy()
         table = as_tensor(value)
         if isinstance(table, Tensor) and table.is_floating_point() and mask is not None and table.shape == mask.shape:
             value = torch.where(mask.to(table.device), table, torch.zeros((), dtype=table.dtype, device=table.device))

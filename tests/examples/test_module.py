@@ -17,6 +17,7 @@ from examples.rlhf.reward_model import RewardModel, corrupted
 from examples.rlhf.tasks import split
 from examples.rlhf.tokenizer import CHARACTERS
 from lightning_dataflex import DataFlexCallback
+from tests.examples.training import Given, parameters, updated
 
 Train = Callable[..., RLHFModule]
 
@@ -43,10 +44,6 @@ def module(cls: type[RLHFModule] = Graded, **settings: object) -> RLHFModule:
     return cls(**{"warmup_steps": 0, "num_generations": 4, "max_new_tokens": 4, "seed": 0, **settings})
 
 
-def parameters(model: RLHFModule) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.policy.parameters()])
-
-
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "gae"])
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
 def test_the_micro_batch_cut_leaves_the_update_unchanged(trained: Train, estimator: str, aggregation: str) -> None:
@@ -66,6 +63,22 @@ def test_the_micro_batch_cut_leaves_the_update_unchanged(trained: Train, estimat
     assert whole.abs().max() > 1e-4
     torch.testing.assert_close(cut, whole, rtol=0, atol=1e-10)
     torch.testing.assert_close(single, whole, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gae"])
+def test_the_update_of_several_ranks_is_that_of_one(estimator: str, tmp_path: Path) -> None:
+    settings = {"adv_estimator": estimator, "micro_batch_size": 3, "entropy_coef": 0.1, "kl_coef": 0.1}
+    updated(1, None, str(tmp_path), **settings)
+    batch, alone = torch.load(tmp_path / "batch.pt"), torch.load(tmp_path / "1-0.pt")
+    start = parameters(Given(**settings)).double()
+    assert (alone["parameters"] - start).abs().max() > 1e-3
+    for world in (2, 4) if estimator == "grpo" else (2,):
+        updated(world, batch, str(tmp_path), **settings)
+        for rank in range(world):
+            seen = torch.load(tmp_path / f"{world}-{rank}.pt")
+            torch.testing.assert_close(seen["parameters"], alone["parameters"], rtol=0, atol=1e-9)
+            assert list(seen["logged"]) == list(alone["logged"])
+            assert seen["logged"] == pytest.approx(alone["logged"], abs=1e-6)
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])

@@ -1,0 +1,113 @@
+"""Real launchers and strategies train as one process does; groups are cut over ranks, some ranks have nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_dataflex import Pipeline
+from tests.toy import LR, gradient, kept_rows, policy
+from tests.training import batches
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = [sys.executable, "tests/training.py"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+
+
+def started(command: list[str]) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def run(*commands: list[str]) -> None:
+    """All at once; a failure or a hang of one ends the others."""
+    processes = [started(command) for command in commands]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=100)
+            assert process.returncode == 0, output[-4000:]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def closed_form() -> np.ndarray:
+    weight = policy().weight.detach().numpy().copy()
+    for batch in batches():
+        keep, mask = _kept(batch), batch["response_mask"].numpy()
+        weight -= LR * gradient(weight, batch, keep * mask, keep * mask)
+    return weight
+
+
+def _kept(batch: dict) -> np.ndarray:
+    index = {uid: i for i, uid in enumerate(dict.fromkeys(batch["uid"]))}
+    return kept_rows(batch | {"uid": torch.tensor([index[uid] for uid in batch["uid"]])})[:, None]
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def assert_trained(folder: Path, world: int) -> None:
+    block = {"mechanism": "select", "scorer": "group_solve_rate", "actuator": "threshold_band"}
+    metrics = [Pipeline.from_config(block).decide(batch).metrics for batch in batches()]
+    for rank in range(world):
+        seen = torch.load(folder / f"{rank}.pt")
+        np.testing.assert_allclose(seen["weight"].numpy(), closed_form(), rtol=0, atol=1e-9)
+        for logged, expected in zip(seen["logged"], metrics, strict=True):
+            assert list(logged) == [f"dataflex/{name}" for name in expected]
+            for name, value in expected.items():
+                assert logged[f"dataflex/{name}"] == pytest.approx(float(value), abs=1e-6)
+
+
+def test_the_batches_are_what_they_are_meant_to_be() -> None:
+    kept = [_kept(batch).sum() for batch in batches()]
+    assert kept == [6, 2, 6]
+    assert _kept(batches()[1])[:4].sum() == 0
+    assert np.abs(closed_form() - policy().weight.detach().numpy()).max() > 0.05
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_data_parallel(strategy: str, world: int, tmp_path: Path) -> None:
+    run([*SCRIPT, strategy, str(world), str(tmp_path)])
+    assert_trained(tmp_path, world)
+
+
+def test_sharded_parameters(tmp_path: Path) -> None:
+    run([*SCRIPT, "fsdp2", "2", str(tmp_path)])
+    assert_trained(tmp_path, 2)
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    run([*TORCHRUN, "tests/training.py", "ddp", "2", str(tmp_path)])
+    assert_trained(tmp_path, 2)
+
+
+def test_two_nodes(tmp_path: Path) -> None:
+    node = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--nnodes", "2"]
+    node += ["--master-addr", "127.0.0.1", "--master-port", free_port()]
+    script = ["tests/training.py", "ddp", "1", str(tmp_path), "2"]
+    run(*([*node, "--node-rank", rank, *script] for rank in ("0", "1")))
+    assert_trained(tmp_path, 2)
+
+
+def test_the_command_line_under_torchrun(tmp_path: Path) -> None:
+    fit = ["-m", "lightning_dataflex", "fit", "--config=configs/select.yaml", "--trainer.strategy=ddp"]
+    fit += ["--trainer.devices=2", "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--data.num_train=40"]
+    fit += ["--trainer.limit_val_batches=1", "--model.warmup_steps=2", "--trainer.use_distributed_sampler=false"]
+    fit += ["--trainer.logger=lightning.pytorch.loggers.CSVLogger", f"--trainer.logger.save_dir={tmp_path}"]
+    run([*TORCHRUN, *fit])
+    (metrics,) = tmp_path.rglob("metrics.csv")
+    assert "dataflex/kept_frac" in metrics.read_text().splitlines()[0]

@@ -1,0 +1,97 @@
+"""A fit whose batches are spread over ranks, for real launchers: `training.py STRATEGY RANKS FOLDER [NODES]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
+
+from lightning_dataflex import DataFlexCallback
+from lightning_dataflex.functional.loss import loss_denominator
+from tests.ranks import spread
+from tests.toy import Toy, fit, per_token, rollout
+
+WIDE = ("advantages", "old_log_probs", "response_mask", "rm_scores", "actions", "features")
+ROWS = {
+    2: [[[0, 2, 4], [1, 3, 5, 6, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]], [[], [0, 1, 2, 3, 4, 5, 6, 7]]],
+    4: [[[0, 2], [4, 1], [3], [5, 6, 7]], [[0, 1], [2, 3], [4, 5, 6], [7]], [[], [0, 1, 2, 3, 4, 5], [], [6, 7]]],
+}
+"""Who holds which samples of each of three batches: groups are split; some ranks keep nothing; some have none."""
+
+
+def batches() -> list[dict[str, Any]]:
+    """Of the second, the first four samples are of groups without signal."""
+    three = [rollout(seed) for seed in (0, 10, 2)]
+    three[1]["rm_scores"][:4] = 0.0
+    return [batch | {"uid": [f"{i}-{uid}" for uid in batch["uid"].tolist()]} for i, batch in enumerate(three)]
+
+
+class GlobalToy(Toy):
+    """Divides by the tokens of all ranks."""
+
+    def _loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        losses = per_token(self.linear, batch) * batch["rollout_is_weights"]
+        return losses.sum() / loss_denominator(batch["response_mask"], "token-mean")
+
+
+class ShardedToy(GlobalToy):
+    """Each rank holds a part of the parameters."""
+
+    def configure_model(self) -> None:
+        fully_shard(self.linear, mesh=self.device_mesh["data_parallel"])
+
+
+class Parts(LightningDataModule):
+    """This rank's part of each batch."""
+
+    def train_dataloader(self) -> DataLoader:
+        world, rank = self.trainer.world_size, self.trainer.global_rank
+        parts = batches()
+        if world > 1:
+            parts = [spread(batch, rows, WIDE)[rank] for batch, rows in zip(parts, ROWS[world])]
+        return DataLoader(parts, batch_size=None, collate_fn=_as_it_is)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class Record(Callback):
+    """What each rank has logged at each step, and the parameters at the end."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.logged = folder, []
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self.logged.append({name: float(value) for name, value in trainer.logged_metrics.items()})
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        weight = pl_module.linear.weight.detach()
+        weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+        torch.save({"weight": weight, "logged": self.logged}, f"{self.folder}/{trainer.global_rank}.pt")
+
+
+def train(strategy: Any, world: int, folder: str, **settings: Any) -> None:
+    """Three steps; every rank leaves what it has seen in the folder."""
+    module = ShardedToy() if settings.pop("sharded", False) else GlobalToy()
+    callbacks = [DataFlexCallback("select", "group_solve_rate", "threshold_band"), Record(folder)]
+    fit(module, callbacks, Parts(), strategy=strategy, devices=world, use_distributed_sampler=False, **settings)
+
+
+if __name__ == "__main__":
+    name, world, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    torch.set_num_threads(1)
+    if name == "fsdp2":
+        from lightning.pytorch.strategies import ModelParallelStrategy
+
+        mesh = {"data_parallel_size": world, "tensor_parallel_size": 1}
+        train(ModelParallelStrategy(**mesh, process_group_backend="gloo"), world, folder, sharded=True)
+    else:
+        train(name, world, folder, num_nodes=int(sys.argv[4]) if len(sys.argv) > 4 else 1)
