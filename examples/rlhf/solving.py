@@ -31,7 +31,7 @@ class SolveRates:
 
     @classmethod
     def of(cls, domains: Sequence[str], domain: Sequence[str], solved: Tensor) -> SolveRates:
-        index = torch.tensor([domains.index(name) for name in domain], device=solved.device)
+        index = torch.tensor([domains.index(name) for name in domain], dtype=torch.int64, device=solved.device)
         # Counts are 32-bit whatever the Trainer's precision: bfloat16 cannot count beyond 256.
         right = solved.to(torch.float32)
         counts = torch.zeros(2, len(domains), dtype=torch.float32, device=solved.device)

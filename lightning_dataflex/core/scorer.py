@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -71,8 +72,7 @@ class Scorer(Metric):
     step_id: Tensor
 
     def __init__(self, **kwargs: Any) -> None:
-        # A value that one rank has kept and another has not would let the other wait for it in the next gather.
-        super().__init__(**{"compute_with_cache": False, **kwargs})
+        super().__init__(**kwargs)
         self.add_state("rows", default=[], dist_reduce_fx="cat", persistent=False)
         self.add_state("step_id", default=torch.tensor(0), dist_reduce_fx="max", persistent=False)
 
@@ -127,6 +127,20 @@ class Scorer(Metric):
         super().set_dtype(dst_type)
         self.rows = rows
         return self
+
+    @contextmanager
+    def sync_context(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """As `Metric.sync_context`; where the samples are gathered already, one rank may compute alone."""
+        if self._is_synced:
+            yield
+            return
+        with super().sync_context(*args, **kwargs):
+            yield
+
+    def unsync(self, should_unsync: bool = True) -> None:
+        """As `Metric.unsync`; the next value is computed anew, on every rank."""
+        super().unsync(should_unsync)
+        self._computed = None
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
         if not self.rows:
