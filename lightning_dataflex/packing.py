@@ -6,6 +6,7 @@ one after the other in their own types. Blocks may be joined by concatenation.
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,15 @@ PREFIX = 16
 
 
 class Block(NamedTuple):
-    """What some samples' bytes held: their number, and their columns; or the error that took their place."""
+    """What some samples' bytes held: their number, and their columns; or the error that took their place.
+
+    Blocks with the same header are read as one: `num_blocks` says how many, of `num_rows // num_blocks` samples each.
+    """
 
     num_rows: int
     columns: dict[str, Any]
     error: str | None = None
+    num_blocks: int = 1
 
 
 def packed(columns: Columns, num_rows: int, *, error: str | None = None) -> Tensor:
@@ -37,7 +42,7 @@ def packed(columns: Columns, num_rows: int, *, error: str | None = None) -> Tens
     Example:
         >>> block = packed({"uid": torch.tensor([7, 8]), "domain": ["math", "code"]}, 2)
         >>> unpacked(block)
-        [Block(num_rows=2, columns={'uid': tensor([7, 8]), 'domain': ['math', 'code']}, error=None)]
+        [Block(num_rows=2, columns={'uid': tensor([7, 8]), 'domain': ['math', 'code']}, error=None, num_blocks=1)]
     """
     described, parts = [], []
     for name, column in columns.items():
@@ -65,19 +70,25 @@ def unpacked(blocks: Tensor) -> list[Block]:
     """The blocks in a tensor of bytes, in their order."""
     found = []
     while len(blocks):
-        end, total = _ends(blocks[:PREFIX])
-        found.append(_block(blocks[:total], bytes(blocks[PREFIX:end].tolist())))
+        end, total = ends(blocks[:PREFIX].clone()).tolist()
+        found.append(_block(blocks[None, :total], bytes(blocks[PREFIX:end].tolist())))
         blocks = blocks[total:]
     return found
 
 
 def unpacked_rows(rows: Tensor, header_ends: Sequence[int]) -> list[Block]:
-    """The blocks at the start of each row, whose headers end where the caller knows.
+    """The blocks at the start of each row, whose headers end where the caller knows; neighbours that are alike as one.
 
     All headers leave the device in one copy.
     """
     heads = rows[:, : max(header_ends)].cpu().numpy()
-    return [_block(row, head[PREFIX:end].tobytes()) for row, head, end in zip(rows, heads, header_ends)]
+    headers = [head[PREFIX:end].tobytes() for head, end in zip(heads, header_ends)]
+    found, start = [], 0
+    for header, alike in itertools.groupby(headers):
+        stop = start + len(list(alike))
+        found.append(_block(rows[start:stop], header))
+        start = stop
+    return found
 
 
 def joined(blocks: Sequence[Block]) -> dict[str, Any]:
@@ -100,24 +111,23 @@ def ends(block: Tensor) -> Tensor:
     return block[:PREFIX].view(torch.int64)
 
 
-def _ends(prefix: Tensor) -> tuple[int, int]:
-    end, total = ends(prefix.clone()).tolist()
-    return end, total
-
-
-def _block(data: Tensor, header: bytes) -> Block:
+def _block(rows: Tensor, header: bytes) -> Block:
+    """What rows with the same header hold, one after the other."""
     num_rows, error, described = json.loads(header)
-    start, columns = _aligned(PREFIX + len(header)), {}
+    start = _aligned(PREFIX + len(header))
+    columns: dict[str, Any] = {}
     for name, kind, shape in described:
         if kind == "object":
-            columns[name] = pickle.loads(data[start : start + shape[0]].cpu().numpy().tobytes())
             size = shape[0]
+            pickled = rows[:, start : start + size].cpu().numpy()
+            columns[name] = [value for each in pickled for value in pickle.loads(each.tobytes())]
         else:
             dtype: torch.dtype = getattr(torch, kind)
             size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            columns[name] = data[start : start + size].clone().view(dtype).reshape(shape)
+            data = rows[:, start : start + size].contiguous().view(dtype)
+            columns[name] = data.reshape(len(rows) * shape[0], *shape[1:])
         start += _aligned(size)
-    return Block(num_rows, columns, error)
+    return Block(num_rows * len(rows), columns, error, len(rows))
 
 
 def _joined_column(name: str, parts: list[Any]) -> Any:

@@ -76,12 +76,12 @@ def exchanged(own: Callable[[], tuple[Columns, int]], group: Group = None) -> tu
     blocks = unpacked_rows(_all_gather(padded[None], group).to(device), [end for end, _ in sizes])
     if failure is not None:
         raise failure
-    for rank, each in enumerate(blocks):
+    before = rank = 0
+    for each in blocks:
         if each.error is not None:
-            raise RuntimeError(
-                f"Rank {rank} of {len(blocks)} could not give its part of the global batch. {each.error}"
-            )
-    before = sum(each.num_rows for each in blocks[: dist.get_rank(group)])
+            raise RuntimeError(f"Rank {rank} could not give its part of the global batch. {each.error}")
+        before += each.num_rows // each.num_blocks * min(max(dist.get_rank(group) - rank, 0), each.num_blocks)
+        rank += each.num_blocks
     return joined(blocks), slice(before, before + num_rows)
 
 

@@ -429,3 +429,46 @@ def test_signature_is_that_of_the_block() -> None:
 
     given = {n: p.default for n, p in inspect.signature(DataFlexCallback).parameters.items()}
     assert given == {n: p.default for n, p in inspect.signature(DataFlexConfig).parameters.items()}
+
+
+def cut_in_two(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{name: value[rows] for name, value in batch.items()} for rows in (slice(3), slice(3, None))]
+
+
+def one_group(rewards: list[float], uid: list[str]) -> dict[str, Any]:
+    batch = {name: value[: len(uid)] for name, value in rollout(0).items()}
+    batch["rm_scores"] = torch.tensor(rewards)
+    return batch | {"uid": uid}
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [cut_in_two(rollout(0)), [one_group([1.0, 1.0], ["a"] * 2), one_group([0.0, 0.0], ["a"] * 2)]],
+    ids=["at a border", "R019"],
+)
+@pytest.mark.parametrize("mount", ["point", "on_train_batch_start"])
+def test_groups_cut_over_the_batches_of_a_step_are_refused_before_it(batches: list[Any], mount: str) -> None:
+    module = Toy("point" if mount == "point" else "batch")
+    with pytest.raises(ValueError, match=r"1 groups of this batch have samples in an earlier batch.*whole groups"):
+        fit(module, [select(mount=mount)], batches, accumulate_grad_batches=2)
+    np.testing.assert_array_equal(weight_of(module), policy().weight.detach().numpy())
+
+
+def test_whole_groups_may_be_numbered_anew_in_each_batch() -> None:
+    fit(Toy(), [select()], [rollout(0), rollout(1)] * 2, accumulate_grad_batches=2)
+    fit(Toy(), [reweight()], cut_in_two(rollout(0)), accumulate_grad_batches=2)
+
+
+def test_whole_groups_may_come_again_where_their_size_is_known() -> None:
+    (module := Toy()).num_generations = 2
+    again = [one_group([1.0, 0.0, 0.0, 1.0], list(uids)) for uids in ("aabb", "bbcc")]
+    fit(module, [select()], again, accumulate_grad_batches=2)
+    module.num_generations = 4
+    with pytest.raises(ValueError, match="whole groups"):
+        fit(module, [select()], again, accumulate_grad_batches=2)
+
+
+def test_a_prompt_that_comes_again_in_a_later_step_is_warned_of() -> None:
+    batches = [one_group([1.0, 0.0, 0.0, 1.0], list(uids)) for uids in ("aabb", "ccdd", "eeff", "ffgg")]
+    with pytest.warns(UserWarning, match="1 groups of this batch"):
+        fit(Toy(), [select()], batches, accumulate_grad_batches=2)

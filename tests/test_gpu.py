@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from lightning_dataflex import DataFlexCallback, Pipeline
-from tests.test_ranks import PAIRS, pipeline
+from tests.test_ranks import BUILT_IN, pipeline
+from tests.test_strategies import SCRIPT, assert_trained, run
 from tests.toy import LR, Toy, fit, gradient, kept_rows, policy, rollout
 
 pytestmark = [
@@ -17,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none here"),
 ]
 
-BUILT_IN = [name for name in PAIRS if not name.startswith("plain") and name not in ("wide field", "subclass")]
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices for NCCL between them")
 
 
 def on_gpu(batch: dict[str, Any]) -> dict[str, Any]:
@@ -41,3 +43,12 @@ def test_training_is_that_of_the_closed_form(mount: str) -> None:
     start = policy().weight.detach().numpy()
     expected = start - LR * gradient(start, rollout(0), keep * mask, keep * mask)
     np.testing.assert_allclose(module.linear.weight.detach().cpu().numpy(), expected, atol=1e-7)
+
+
+@needs_two
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp2", "deepspeed_stage_2"])
+def test_strategies_train_as_one_process_does(strategy: str, tmp_path: Path) -> None:
+    if strategy.startswith("deepspeed"):
+        pytest.importorskip("deepspeed", reason="needs the package deepspeed")
+    run([*SCRIPT, strategy, "2", str(tmp_path), "1", "gpu"])
+    assert_trained(tmp_path, 2, atol=1e-6)

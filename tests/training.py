@@ -1,8 +1,12 @@
-"""A fit whose batches are spread over ranks, for real launchers: `training.py STRATEGY RANKS FOLDER [NODES]`."""
+"""A fit whose batches are spread over ranks, for real launchers.
+
+python tests/training.py STRATEGY RANKS FOLDER [NODES [ACCELERATOR]]
+"""
 
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.utils.data import DataLoader
 
 from lightning_dataflex import DataFlexCallback
@@ -49,13 +53,19 @@ class ShardedToy(GlobalToy):
 
 
 class Parts(LightningDataModule):
-    """This rank's part of each batch."""
+    """This rank's part of each batch, in this precision."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
 
     def train_dataloader(self) -> DataLoader:
         world, rank = self.trainer.world_size, self.trainer.global_rank
         parts = batches()
         if world > 1:
             parts = [spread(batch, rows, WIDE)[rank] for batch, rows in zip(parts, ROWS[world])]
+        for part in parts:
+            part |= {k: v.to(self.dtype) for k, v in part.items() if k != "uid" and v.is_floating_point()}
         return DataLoader(parts, batch_size=None, collate_fn=_as_it_is)
 
 
@@ -73,25 +83,32 @@ class Record(Callback):
         self.logged.append({name: float(value) for name, value in trainer.logged_metrics.items()})
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        weight = pl_module.linear.weight.detach()
+        model = trainer.strategy.model
+        sharded = isinstance(model, FullyShardedDataParallel)
+        with FullyShardedDataParallel.summon_full_params(model) if sharded else nullcontext():
+            weight = pl_module.linear.weight.detach().clone()
         weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-        torch.save({"weight": weight, "logged": self.logged}, f"{self.folder}/{trainer.global_rank}.pt")
+        torch.save({"weight": weight.cpu(), "logged": self.logged}, f"{self.folder}/{trainer.global_rank}.pt")
 
 
 def train(strategy: Any, world: int, folder: str, **settings: Any) -> None:
     """Three steps; every rank leaves what it has seen in the folder."""
-    module = ShardedToy() if settings.pop("sharded", False) else GlobalToy()
+    # DeepSpeed knows no double precision.
+    dtype = torch.float32 if str(strategy).startswith("deepspeed") else torch.float64
+    module = (ShardedToy if settings.pop("sharded", False) else GlobalToy)().to(dtype)
     callbacks = [DataFlexCallback("select", "group_solve_rate", "threshold_band"), Record(folder)]
-    fit(module, callbacks, Parts(), strategy=strategy, devices=world, use_distributed_sampler=False, **settings)
+    fit(module, callbacks, Parts(dtype), strategy=strategy, devices=world, use_distributed_sampler=False, **settings)
 
 
 if __name__ == "__main__":
     name, world, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    num_nodes = int(sys.argv[4]) if len(sys.argv) > 4 else 1
+    accelerator = sys.argv[5] if len(sys.argv) > 5 else "cpu"
     torch.set_num_threads(1)
+    strategy: Any = name
     if name == "fsdp2":
         from lightning.pytorch.strategies import ModelParallelStrategy
 
-        mesh = {"data_parallel_size": world, "tensor_parallel_size": 1}
-        train(ModelParallelStrategy(**mesh, process_group_backend="gloo"), world, folder, sharded=True)
-    else:
-        train(name, world, folder, num_nodes=int(sys.argv[4]) if len(sys.argv) > 4 else 1)
+        backend = "gloo" if accelerator == "cpu" else "nccl"
+        strategy = ModelParallelStrategy(world, tensor_parallel_size=1, process_group_backend=backend)
+    train(strategy, world, folder, sharded=name == "fsdp2", num_nodes=num_nodes, accelerator=accelerator)
