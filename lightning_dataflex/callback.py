@@ -21,12 +21,14 @@ from lightning_dataflex.core.config import (
 )
 from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import merged
 from lightning_dataflex.mount import Mount, mount_of
+from lightning_dataflex.steering import Steering
 from lightning_dataflex.window import EmptySteps, StepWindow, WholeGroups
 
 if TYPE_CHECKING:
@@ -39,12 +41,15 @@ else:
 
 
 class DataFlexCallback(Callback):
-    """Selects or weighs the samples of each training step.
+    """Selects or weighs the samples of each training step, or mixes the domains of the steps to come.
 
     Args:
-        mechanism: `select` keeps samples, `reweight` weighs samples or tokens.
-        scorer: A Scorer, or its name, or `{name, params}`, or `{class_path, init_args}`.
-        actuator: The same, of a Selector or Reweighter.
+        mechanism: `select` keeps samples, `reweight` weighs samples or tokens, `mix` sets the proportions of the
+            domains in a `DomainMixtureSampler`.
+        scorer: A Scorer, or its name, or `{name, params}`, or `{class_path, init_args}`. Default for `mix`: the one
+            that the mixer's paper uses.
+        actuator: The same, of a Selector, Reweighter or Mixer.
+        domains: For `mix`: the domains, or their weights before the mixer acts. Default: those of the sampler.
         mount: Where to act: `point` (a `DataFlexPoint` in the module), the name of the module's loss,
             `on_train_batch_start` or `on_before_backward`. Default: the point if there is one, else `policy_loss`.
         drop: What becomes of samples that are not kept: `mask` deletes them from the loss, denominators and KL
@@ -70,8 +75,9 @@ class DataFlexCallback(Callback):
     def __init__(
         self,
         mechanism: Mechanism,
-        scorer: ComponentConfig | Scorer | str | dict[str, Any],
-        actuator: ComponentConfig | Actuator | str | dict[str, Any],
+        scorer: ComponentConfig | Scorer | str | dict[str, Any] | None = None,
+        actuator: ComponentConfig | Actuator | str | dict[str, Any] | None = None,
+        domains: list[str] | dict[str, float] | None = None,
         mount: str | None = None,
         drop: Drop = "mask",
         on_empty: OnEmpty = "skip",
@@ -85,15 +91,11 @@ class DataFlexCallback(Callback):
         label: str | None = None,
     ) -> None:
         super().__init__()
-        if mechanism == "mix":
-            raise ValueError(
-                "mechanism is 'mix', but there is no sampler yet that takes a Mixer's proportions. "
-                "Use select or reweight."
-            )
         self.config = DataFlexConfig(
             mechanism=mechanism,
             scorer=scorer,
             actuator=actuator,
+            domains=domains,
             mount=mount,
             drop=drop,
             on_empty=on_empty,
@@ -106,7 +108,8 @@ class DataFlexCallback(Callback):
             adv_estimator=adv_estimator,
             label=label,
         )
-        self.pipeline = Pipeline.from_config(self.config)
+        self.pipeline = (Mixture if mechanism == "mix" else Pipeline).from_config(self.config)
+        self.steering = Steering(self.pipeline, enforce=enforce) if isinstance(self.pipeline, Mixture) else None
         if self.pipeline.scorer.timing == "pre_rollout":
             raise ValueError(
                 f"{registered_name(self.pipeline.scorer)} scores prompts before their rollout, where nothing acts yet. "
@@ -119,6 +122,7 @@ class DataFlexCallback(Callback):
         self._mount: Mount | None = None
         self._trainer: Trainer | None = None
         self._decisions: list[Decision] = []
+        self._acted = False
 
     @property
     def name(self) -> str:
@@ -133,17 +137,20 @@ class DataFlexCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; the same on every rank."""
-        return {
-            "num_steps": self.num_steps,
-            "scorer": dict(self.pipeline.scorer.state_dict()),
-            "actuator": self.pipeline.actuator.state_dict(),
-        }
+        pipeline, state = (
+            self.pipeline,
+            {"num_steps": self.num_steps, "scorer": dict(self.pipeline.scorer.state_dict())},
+        )
+        return state | (self.steering.state_dict() if self.steering else {"actuator": pipeline.actuator.state_dict()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.num_steps = state_dict["num_steps"]
         self.pipeline.scorer.load_state_dict(state_dict["scorer"], strict=False)
-        self.pipeline.actuator.load_state_dict(state_dict["actuator"])
+        if self.steering is not None:
+            self.steering.load_state_dict(state_dict)
+        else:
+            self.pipeline.actuator.load_state_dict(state_dict["actuator"])
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
@@ -152,6 +159,12 @@ class DataFlexCallback(Callback):
         if stage != "fit":
             return
         self.check(pl_module)
+        if self.steering is not None:
+            if sum(each.steering is not None for each in dataflex_callbacks(trainer)) > 1:
+                raise ValueError(
+                    "Two callbacks have mechanism: mix, and only one can steer the sampler. Leave one out."
+                )
+            self.steering.attach(trainer, pl_module)
         changing = [
             c.name for c in dataflex_callbacks(trainer) if getattr(c.pipeline.actuator, "changes_advantages", False)
         ]
@@ -170,7 +183,7 @@ class DataFlexCallback(Callback):
         self._mount.attach(pl_module)
         self.pipeline.scorer.to(pl_module.device)
         self.pipeline.process_group = _data_parallel_group(pl_module)
-        if self.config.enforce:
+        if self.config.enforce and self.steering is None:
             sharded = trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
             self._windows = [StepWindow(optimizer, sharded=sharded) for optimizer in trainer.optimizers]
         comparing = [part for part in (self.pipeline.scorer, self.pipeline.actuator) if part.needs_groups]
@@ -191,6 +204,8 @@ class DataFlexCallback(Callback):
             self._mount.detach()
         for window in self._windows:
             window.detach()
+        if self.steering is not None:
+            self.steering.detach()
         self._windows = []
         self._mount = self._trainer = self._whole_groups = self.pipeline.process_group = None
         self._decisions = []
@@ -209,7 +224,7 @@ class DataFlexCallback(Callback):
             window.begin_batch()
         if self._whole_groups is not None:
             self._whole_groups.begin_batch(new_step=batch_idx % trainer.accumulate_grad_batches == 0)
-        self._decisions = []
+        self._decisions, self._acted = [], False
         self._mount.begin(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -226,17 +241,36 @@ class DataFlexCallback(Callback):
     ) -> None:
         """Log what was decided. The numbers are those of the global batch: there is nothing to reduce over ranks."""
         self._check_fired(pl_module)
-        self.num_steps += 1
         prefix = _log_prefix(self, dataflex_callbacks(trainer))
-        batch_size = max(1, sum(len(decision.keep) for decision in self._decisions))
-        for key, value in merged([decision.metrics for decision in self._decisions]).items():
+        if self.steering is None:
+            batch_size = max(1, sum(len(decision.keep) for decision in self._decisions))
+            metrics: dict[str, Any] = merged([decision.metrics for decision in self._decisions])
+        else:
+            self.steering.end_step(
+                self.num_steps,
+                batch_idx,
+                is_last=trainer.is_last_batch,
+                progress=_progress(trainer, self.num_steps + 1),
+            )
+            batch_size, metrics = 1, self.steering.mixture.metrics | {"lag": float(self.steering.lag)}
+        for key, value in metrics.items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
+        self.num_steps += 1
         self._decisions = []
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the sampler know which epoch comes next."""
+        if self.steering is not None:
+            self.steering.end_epoch(trainer.current_epoch + 1)
 
     def _decide(self, batch: RolloutBatch) -> Decision | None:
         """The decision to put into a batch; None outside of training, and where none is to be enforced."""
         trainer = self._trainer
         if trainer is None or not trainer.training or trainer.sanity_checking:
+            return None
+        self._acted = True
+        if isinstance(self.pipeline, Mixture):
+            self.pipeline.observe(batch, self.num_steps)
             return None
         if len(dataflex_callbacks(trainer)) > 1 and not holds_originals(batch.source):
             raise ValueError(
@@ -259,7 +293,7 @@ class DataFlexCallback(Callback):
         return decision if self.config.enforce else None
 
     def _check_fired(self, pl_module: LightningModule) -> None:
-        if not self._decisions:
+        if not self._acted:
             assert self._mount is not None
             raise RuntimeError(
                 f"{self.name} did not act in this training step of {type(pl_module).__name__}: "
@@ -279,6 +313,15 @@ def dataflex_callbacks(trainer: Trainer) -> list[DataFlexCallback]:
     """Those of a Trainer, in their order."""
     every: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in every if isinstance(callback, DataFlexCallback)]
+
+
+def _progress(trainer: Trainer, num_steps: int) -> float | None:
+    """Share of the run that is over after so many batches; None where its length is not known."""
+    shares = [trainer.global_step / trainer.max_steps] if trainer.max_steps and trainer.max_steps > 0 else []
+    per_epoch, epochs = trainer.num_training_batches, trainer.max_epochs
+    if epochs is not None and epochs > 0 and per_epoch != float("inf"):
+        shares.append(num_steps / (epochs * per_epoch))
+    return max(shares, default=None)
 
 
 def _setting(pl_module: LightningModule, name: str) -> Any:

@@ -129,7 +129,7 @@ class LossMount(Mount):
             args, kwargs = arguments(args, kwargs)
             return target(*args, **kwargs)
 
-        self._restore = [_replaced_attribute(owner, attribute, loss)]
+        self._restore = [replaced_attribute(owner, attribute, loss)]
 
 
 class BatchMount(Mount):
@@ -150,7 +150,7 @@ class BatchMount(Mount):
             # The batch may come from another callback, whose weights are multiplied.
             return training_step(self._with(self._decision, RolloutBatch.of(batch, self.fields)), *args, **kwargs)
 
-        self._restore = [_replaced_attribute(module, "training_step", step)]
+        self._restore = [replaced_attribute(module, "training_step", step)]
 
 
 class GradientMount(Mount):
@@ -229,7 +229,7 @@ def _owner(module: nn.Module, name: str) -> tuple[Any, str]:
     return owner, attribute
 
 
-def _replaced_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
+def replaced_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
     """Set an attribute on the instance, past `nn.Module.__setattr__`; the returned function restores it."""
     own = owner.__dict__
     restore = (

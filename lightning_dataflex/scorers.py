@@ -27,6 +27,7 @@ class RewardDifficulty(Scorer):
     """
 
     requires = ("rm_scores", "response_mask")
+    signal = "reward"
     timing = "post_reward"
     granularity = "response"
     row_wise = True
@@ -52,6 +53,7 @@ class AdvantageMagnitude(Scorer):
     """
 
     requires = ("advantages", "response_mask")
+    signal = "advantage"
     timing = "post_advantage"
     granularity = "response"
     row_wise = True
@@ -87,6 +89,7 @@ class GroupSolveRate(Scorer):
     """
 
     requires = ("rm_scores", "response_mask", "uid")
+    signal = "reward"
     timing = "post_reward"
     granularity = "prompt"
     needs_groups = True
@@ -105,6 +108,34 @@ class GroupSolveRate(Scorer):
         return {"rm_scores": batch.outcomes, "uid": batch.group_ids}
 
 
+@register_scorer("group_reward_variance")
+class GroupRewardVariance(Scorer):
+    """Variance of a prompt's rewards, as a share of the largest that rewards of 0 and 1 can have.
+
+    That is 4 p (1 - p) of a solve rate p.
+
+    Example:
+        >>> import torch
+        >>> batch = {"rm_scores": torch.tensor([1.0, 0.0, 1.0, 1.0]), "uid": ["a", "a", "b", "b"]}
+        >>> GroupRewardVariance().score(batch, step_id=0)
+        tensor([1., 1., 0., 0.])
+    """
+
+    requires = ("rm_scores", "response_mask", "uid")
+    signal = "variance"
+    timing = "post_reward"
+    granularity = "prompt"
+    needs_groups = True
+    paper = "VCRL, arXiv:2509.19803"
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        group, num_groups = batch.groups
+        return scoring.reward_variance(batch.outcomes, group, num_groups)
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"rm_scores": batch.outcomes, "uid": batch.group_ids}
+
+
 @register_scorer("token_prob")
 class TokenProb(Scorer):
     """Probability of each token under the policy that generated it.
@@ -116,6 +147,7 @@ class TokenProb(Scorer):
     """
 
     requires = ("old_log_probs", "response_mask")
+    signal = "probability"
     timing = "post_advantage"
     granularity = "token"
     row_wise = True

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from examples.rlhf import gym, tasks
 from examples.rlhf.rollout import run_seed
 from examples.rlhf.tasks import PromptSplit, Row
+from lightning_dataflex import mixture_dataloader
 
 
 class PromptDataModule(LightningDataModule):
@@ -23,6 +24,8 @@ class PromptDataModule(LightningDataModule):
         num_held_out: Held-out prompts per domain; none of them is a train prompt.
         batch_size: Prompts per step on each rank.
         held_out_batch_size: Prompts per validation or test step.
+        mixed: Draw each training batch by proportions of the domains, which a mixer can change; else each epoch goes
+            through all prompts once.
         seed: Decides which prompts there are. The order they come in follows from `seed_everything`.
     """
 
@@ -34,6 +37,7 @@ class PromptDataModule(LightningDataModule):
         num_held_out: int = 64,
         batch_size: int = 16,
         held_out_batch_size: int = 160,
+        mixed: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -51,11 +55,14 @@ class PromptDataModule(LightningDataModule):
             self.prompts = split(self.domains, self.hparams.num_train, self.hparams.num_held_out, self.hparams.seed)
 
     def train_dataloader(self) -> DataLoader:
-        rows = self.prompts.train
+        rows, batch_size = self.prompts.train, self.hparams.batch_size
+        if self.hparams.mixed:
+            names = {"domains": self.domains, "seed": run_seed()}
+            return mixture_dataloader(rows, batch_size, **names, drop_last=True, collate_fn=list)
         ranks = (self.trainer.world_size, self.trainer.global_rank) if self.trainer else (1, 0)
         # One seeded order, dealt out over the ranks, a new one each epoch. Lightning leaves this sampler as it is.
         sampler = DistributedSampler(rows, *ranks, shuffle=True, seed=run_seed(), drop_last=True)
-        return DataLoader(rows, self.hparams.batch_size, sampler=sampler, drop_last=True, collate_fn=list)
+        return DataLoader(rows, batch_size, sampler=sampler, drop_last=True, collate_fn=list)
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.prompts.held_out, self.hparams.held_out_batch_size, collate_fn=list)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.domains import DomainStats, DomainSums
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.tidy import TidyBatch, placed, scored
+from lightning_dataflex.core.rows import check_length, checked_index, scored_rows, tokens_of
+from lightning_dataflex.core.tidy import TidyBatch, placed
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.weighting import finite_weights, mean_one
 
@@ -100,14 +102,14 @@ class Selector(Actuator):
 
     def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` keeps as a mask: (N,) bool, or (N, L) for a rule on tokens."""
-        batch, scores, rows = _scored(batch, scores)
+        batch, scores, rows = scored_rows(batch, scores)
         tidy = TidyBatch(batch, rows)
         kept = torch.as_tensor(self.act(scores[rows], tidy, **ctx), device=scores.device)
         if kept.dtype != torch.bool:
-            index = _checked_index(self, kept, tidy.num_samples)
+            index = checked_index(self, kept, tidy.num_samples)
             kept = torch.zeros(tidy.num_samples, dtype=torch.bool, device=scores.device)
             kept[index] = True
-        _check_length(self, kept, tidy)
+        check_length(self, kept, tidy)
         keep = placed(kept, rows, False)
         return keep & batch.response_mask if keep.dim() == 2 and batch.response_mask is not None else keep
 
@@ -144,13 +146,13 @@ class Reweighter(Actuator):
 
     def unscaled(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` gives, before it is scaled: finite, and 0 for a sample without a score."""
-        batch, scores, rows = _scored(batch, scores)
+        batch, scores, rows = scored_rows(batch, scores)
         tidy = TidyBatch(batch, rows)
         weights = torch.as_tensor(self.act(scores[rows], tidy, **ctx)).detach()
-        _check_length(self, weights, tidy)
+        check_length(self, weights, tidy)
         weights = weights if weights.dtype == torch.float64 else weights.float()
         if weights.dim() == 2:
-            weights = torch.where(_tokens(tidy, weights) > 0, weights, 0.0)
+            weights = torch.where(tokens_of(tidy, weights) > 0, weights, 0.0)
         weights = torch.where(weights.isnan(), 0.0, weights)
         if (weights < 0).any():
             raise ValueError(
@@ -168,11 +170,11 @@ class Reweighter(Actuator):
 
 
 def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
-    batch, scores, rows = _scored(batch, scores)
+    batch, scores, rows = scored_rows(batch, scores)
     weights = self.unscaled(scores, batch, **ctx)
     if self.normalize == "none":
         return weights
-    tokens = _tokens(batch, weights) * (rows if weights.dim() == 1 else rows[:, None])
+    tokens = tokens_of(batch, weights) * (rows if weights.dim() == 1 else rows[:, None])
     if rows.any() and not (weights * tokens).sum() > 0:
         self.warn_all_zero()
         weights = torch.ones_like(weights)
@@ -180,45 +182,65 @@ def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) ->
 
 
 class Mixer(Actuator):
-    """Scores of domains to the proportion that each has among the prompts to come; `act` returns them, summing to 1."""
+    """Scores of domains to the proportion that each has among the prompts to come.
 
+    A subclass's `act` gets the mean score of each domain that has data, `{"math": 0.7}`, and returns the proportions,
+    an array in the order of `self.domains` or a dict. Its context has `counts`, the samples of each domain so far,
+    `stats`, a `DomainStats` with windows, variances and slopes, `proportions`, those in force, `step_id`, and
+    `progress`, the share of the run that is over, where that is known.
 
-def _scored(batch: Any, scores: Any) -> tuple[RolloutBatch, Tensor, Tensor]:
-    """The batch, the scores, and which rows have both a valid token and a score."""
-    batch = RolloutBatch.of({} if batch is None else batch)
-    scores = torch.as_tensor(scores)
-    if not batch.num_samples:
-        batch = RolloutBatch({"num_tokens": torch.ones(len(scores), dtype=torch.int64)})
-    if len(scores) != batch.num_samples:
-        raise ValueError(f"There are {len(scores)} scores for {batch.num_samples} samples. Give one per sample.")
-    if scores.dim() == 2:
-        # What stands in padding tokens is no score, NaN included.
-        scores = torch.where(_tokens(batch, scores) > 0, scores, torch.zeros_like(scores))
-    return batch, scores, scored(batch, scores)
+    Example:
+        >>> class Worst(Mixer):
+        ...     def act(self, scores, batch, **ctx):
+        ...         return {name: float(scores[name] == min(scores.values())) for name in self.domains}
+        >>> mixer = Worst()
+        >>> mixer.bind(["math", "code"])
+        >>> stats = DomainStats(mixer.domains)
+        >>> stats.add(0, DomainSums.of(torch.tensor([1.0, 0.0]), torch.tensor([0, 1]), 2))
+        >>> mixer.proportions(stats)
+        tensor([0., 1.], dtype=torch.float64)
+    """
 
+    granularities = ("domain", "prompt", "response", "token")
+    signals: ClassVar[Sequence[str]] = ()
+    """Of the scorers that the rule can use, their `signal`; empty for any."""
+    default_scorer: ClassVar[str] = "reward_difficulty"
+    """The scorer of its paper."""
+    window: int = 50
+    """Steps of each domain that the scores are the mean of."""
+    domains: Sequence[str] = ()
 
-def _checked_index(selector: Selector, kept: Tensor, num_samples: int) -> Tensor:
-    name = type(selector).__name__
-    if len(kept) and (kept.is_floating_point() or len(kept.unique()) != len(kept)):
-        raise ValueError(f"{name}.act returned {kept.tolist()[:8]}. Return each index to keep once, or a boolean mask.")
-    if len(kept) and not 0 <= int(kept.min()) <= int(kept.max()) < num_samples:
-        raise ValueError(
-            f"{name}.act returned indices {int(kept.min())} to {int(kept.max())} of {num_samples} samples. "
-            "Return indices into the scores it was given."
-        )
-    return kept.to(torch.int64)
+    def bind(self, domains: Sequence[str]) -> None:
+        """Tell the rule which domains there are, in order, before the first step.
 
+        Raises:
+            ValueError: It cannot serve so many, or not these.
+        """
+        if self.domains and list(self.domains) != list(domains):
+            raise ValueError(
+                f"{type(self).__name__} was made for the domains {', '.join(self.domains)}, but the data has "
+                f"{', '.join(domains)}. Give it those, in that order."
+            )
+        self.domains = list(domains)
 
-def _check_length(actuator: Actuator, result: Tensor, batch: RolloutBatch) -> None:
-    if result.dim() == 0 or len(result) != batch.num_samples:
-        raise ValueError(
-            f"{type(actuator).__name__}.act returned shape {tuple(result.shape)} for {batch.num_samples} samples. "
-            "Return one value per score it was given."
-        )
+    def observe(self, sums: DomainSums, proportions: Tensor) -> None:
+        """See one step's sums, drawn by these proportions (K,); for rules that remember more than the window."""
 
+    def proportions(self, stats: DomainStats, **ctx: Any) -> Tensor:
+        """What `act` says as proportions (K,) float64 that sum to 1.
 
-def _tokens(batch: RolloutBatch, weights: Tensor) -> Tensor:
-    if weights.dim() == 1:
-        return batch.num_tokens.to(weights.device)
-    mask = batch.response_mask
-    return torch.ones_like(weights) if mask is None else mask.to(weights)
+        Raises:
+            ValueError: They are not numbers >= 0 that sum to 1, one for each domain.
+        """
+        counts = dict(zip(self.domains, stats.count.tolist()))
+        given = self.act(stats.scores(), None, counts=counts, stats=stats, **ctx)
+        if isinstance(given, Mapping):
+            given = [given.get(name, 0.0) for name in self.domains]
+        result = torch.as_tensor(given).double().flatten()
+        total = float(result.sum())
+        if len(result) != len(self.domains) or not (result >= 0).all() or not abs(total - 1) < 1e-5:
+            raise ValueError(
+                f"{type(self).__name__}.act returned {result.tolist()} for {len(self.domains)} domains. "
+                "Return a proportion >= 0 for each; they must sum to 1."
+            )
+        return result / total

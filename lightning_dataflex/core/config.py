@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from lightning_dataflex.core.actuator import Actuator, Selector
-from lightning_dataflex.core.registry import BASES, Kind, build, construct, nearest, registered_name
+from lightning_dataflex.core.registry import BASES, Kind, construct, lookup, nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS
 from lightning_dataflex.core.scorer import Scorer
 
@@ -60,8 +60,10 @@ class DataFlexConfig:
 
     Args:
         mechanism: `select` keeps samples, `reweight` weighs samples or tokens, `mix` steers the domains to come.
-        scorer: `{name, params}` of a registered Scorer, or `{class_path, init_args}`.
+        scorer: `{name, params}` of a registered Scorer, or `{class_path, init_args}`. Default for `mix`: the one that
+            the mixer's paper uses.
         actuator: The same, of a Selector, Reweighter or Mixer, as `mechanism` says.
+        domains: For `mix`: the domains, or their weights before the mixer acts. Default: those of the sampler.
         mount: Where the callback acts: `point` (a `DataFlexPoint` in the module), the name of the module's loss,
             `on_train_batch_start` or `on_before_backward`. Default: the point if there is one, else `policy_loss`.
         drop: What becomes of samples that are not kept: `mask` deletes them from the loss, denominators and KL
@@ -79,8 +81,9 @@ class DataFlexConfig:
     """
 
     mechanism: Mechanism
-    scorer: ComponentConfig | Scorer | str | dict[str, Any]
-    actuator: ComponentConfig | Actuator | str | dict[str, Any]
+    scorer: ComponentConfig | Scorer | str | dict[str, Any] | None = None
+    actuator: ComponentConfig | Actuator | str | dict[str, Any] | None = None
+    domains: list[str] | dict[str, float] | None = None
     mount: str | None = None
     drop: Drop = "mask"
     on_empty: OnEmpty = "skip"
@@ -95,6 +98,13 @@ class DataFlexConfig:
 
     def __post_init__(self) -> None:
         _check_values(vars(self))
+        for name in ("scorer", "actuator"):
+            if getattr(self, name) is None and not (name == "scorer" and self.mechanism == "mix"):
+                raise ValueError(f"The dataflex block lacks {name!r}. Give mechanism, scorer and actuator.")
+        if self.mechanism == "mix" and self.scope == "rank":
+            raise ValueError("scope is 'rank', but all ranks draw by the same proportions. Use scope: global.")
+        if self.mechanism != "mix" and self.domains is not None:
+            raise ValueError(f"domains is {self.domains!r}, which only mechanism: mix reads. Leave it out.")
 
     @classmethod
     def of(cls, block: DataFlexConfig | Mapping[str, Any]) -> DataFlexConfig:
@@ -114,19 +124,25 @@ class DataFlexConfig:
             if name not in known:
                 raise ValueError(f"The dataflex block has no key {name!r}. {nearest(str(name), known)}")
         _check_values(block)
-        for name in ("mechanism", "scorer", "actuator"):
-            if name not in block:
-                raise ValueError(f"The dataflex block lacks {name!r}. Give mechanism, scorer and actuator.")
+        if "mechanism" not in block:
+            raise ValueError("The dataflex block lacks 'mechanism'. Give mechanism, scorer and actuator.")
         return cls(**block)
 
     def components(self) -> tuple[Scorer, Actuator]:
         """The scorer and the actuator, built and checked against each other, the estimator and the mount."""
-        scorer = component("scorer", self.scorer)
-        actuator = component(ACTUATOR_KINDS[self.mechanism], self.actuator)
+        actuator = self._actuator()
+        scorer = component("scorer", actuator.default_scorer if self.scorer is None else self.scorer)
         validate_compat(scorer, actuator, self.adv_estimator)
         if self.mount == "on_before_backward" and isinstance(actuator, Selector):
             self._check_gradient_mount(actuator)
         return scorer, actuator
+
+    def _actuator(self) -> Any:
+        kind, spec = ACTUATOR_KINDS[self.mechanism], self.actuator
+        if kind != "mixer" or self.domains is None:
+            return component(kind, spec)
+        # A mixer that is to be made for its domains gets those of the block.
+        return component(kind, spec, domains=[str(name) for name in self.domains])
 
     def _check_gradient_mount(self, selector: Selector) -> None:
         too_late = "but at mount 'on_before_backward' the loss is computed already"
@@ -161,8 +177,13 @@ def _check_values(block: Mapping[str, Any]) -> None:
         check_estimator(block["adv_estimator"])
 
 
-def component(kind: Kind, spec: Any) -> Any:
+def component(kind: Kind, spec: Any, **offered: Any) -> Any:
     """A component from a name, `{name, params}`, `{class_path, init_args}`, or itself.
+
+    Args:
+        kind: scorer, selector, reweighter or mixer.
+        spec: What to build.
+        offered: Arguments for a class that takes them and is not given them.
 
     Example:
         >>> component("selector", {"name": "threshold_band", "params": {"hgh": 0.8}})
@@ -171,7 +192,7 @@ def component(kind: Kind, spec: Any) -> Any:
     """
     base = BASES[kind]
     if isinstance(spec, str):
-        return build(kind, spec)
+        spec = {"name": spec}
     if isinstance(spec, ComponentConfig):
         spec = {"name": spec.name, "params": spec.params}
     if isinstance(spec, Mapping):
@@ -183,9 +204,8 @@ def component(kind: Kind, spec: Any) -> Any:
                 cls_or_name, given = spec[known], spec.get(params) or {}
                 if not isinstance(cls_or_name, str) or not isinstance(given, Mapping):
                     raise ValueError(f"The {kind} is {dict(spec)!r}. Give {known} as text and {params} as a mapping.")
-                if known == "name":
-                    return build(kind, cls_or_name, **given)
-                return construct(_imported(cls_or_name, base), given, f"{kind} {cls_or_name!r}")
+                cls = lookup(kind, cls_or_name) if known == "name" else _imported(cls_or_name, base)
+                return construct(cls, given, f"{kind} {cls_or_name!r}", offered)
         raise ValueError(f"The {kind} is {dict(spec)!r}. Give {{name, params}} or {{class_path, init_args}}.")
     if not isinstance(spec, base):
         raise ValueError(
@@ -224,6 +244,13 @@ def validate_compat(scorer: Scorer, actuator: Actuator, adv_estimator: str | Non
         raise ValueError(
             f"{registered_name(actuator)} takes scores of a {' or '.join(actuator.granularities)}, but "
             f"{registered_name(scorer)} scores each {scorer.granularity}. Choose another scorer or actuator."
+        )
+    signals = getattr(actuator, "signals", ())
+    if signals and scorer.signal and scorer.signal not in signals:
+        raise ValueError(
+            f"{registered_name(actuator)} follows the {' or '.join(signals)} of a domain, but "
+            f"{registered_name(scorer)} measures the {scorer.signal}. Leave the scorer out to use "
+            f"{getattr(actuator, 'default_scorer', '')}."
         )
     if adv_estimator is None:
         return

@@ -23,11 +23,19 @@ class Part(Protocol):
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None: ...
 
 
-def global_batch(local: Callable[[], RolloutBatch], parts: Iterable[Part], group: Group) -> tuple[RolloutBatch, slice]:
+def global_batch(
+    local: Callable[[], RolloutBatch],
+    parts: Iterable[Part],
+    group: Group,
+    more: Callable[[RolloutBatch], Columns] = lambda batch: {},
+) -> tuple[RolloutBatch, slice]:
     """The samples of all ranks, and which of them are this rank's. A collective; the batch itself on one process.
 
     Args:
         local: Gives this rank's batch. An error in it is raised on every rank.
+        parts: What reads the global batch.
+        group: The ranks that take part; None for all.
+        more: Further columns of a batch, which the batch of one process does not have.
     """
     if num_ranks(group) == 1:
         batch = local()
@@ -35,7 +43,7 @@ def global_batch(local: Callable[[], RolloutBatch], parts: Iterable[Part], group
 
     def own() -> tuple[Columns, int]:
         batch = local()
-        return logged_columns(batch) | telling_columns(batch, parts), batch.num_samples
+        return logged_columns(batch) | telling_columns(batch, parts) | dict(more(batch)), batch.num_samples
 
     columns, rows = exchanged(own, group)
     return RolloutBatch(columns), rows

@@ -177,7 +177,7 @@ class Pipeline:
             weights = (self.actuator.unscaled if self._scales else self.actuator.act)(scores, batch)
             return Action(scores, scored(batch, scores), weights)
         assert isinstance(self.actuator, Mixer)
-        raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Selector or a Reweighter.")
+        raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Mixture.")
 
     @property
     def _scales(self) -> bool:

@@ -130,9 +130,17 @@ def build(kind: Kind, name: str, **params: Any) -> Any:
     return construct(lookup(kind, name), params, f"{kind} {name!r}")
 
 
-def construct(cls: type, params: Mapping[str, Any], title: str) -> Any:
-    """`cls(**params)` after a check of the names and types of the parameters."""
+def construct(cls: type, params: Mapping[str, Any], title: str, offered: Mapping[str, Any] | None = None) -> Any:
+    """`cls(**params)` after a check of the names and types of the parameters.
+
+    Args:
+        cls: The class.
+        params: Arguments that it must have.
+        title: What the component is called in an error.
+        offered: Arguments that it gets if it has them and they are not among the others.
+    """
     known = init_parameters(cls)
+    params = {name: value for name, value in (offered or {}).items() if name in known} | dict(params)
     for name in params:
         if name not in known:
             own = [parameter for parameter in known if parameter not in METRIC_OPTIONS]

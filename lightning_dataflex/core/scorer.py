@@ -65,6 +65,8 @@ class Scorer(Metric):
 
     With an actuator that is row-wise too, every rank decides on its own samples, and a few numbers of each travel.
     """
+    signal: ClassVar[str] = ""
+    """What it measures, for mixers that need a score of a kind: reward, advantage, variance or probability."""
     paper: ClassVar[str] = ""
     """Where the signal was published."""
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_dataflex.functional.groups import TOLERANCE, group_mean, group_spread
+from lightning_dataflex.functional.groups import TOLERANCE, group_mean, group_spread, group_std
 
 TokenReduction = Literal["mean", "sum", "max"]
 
@@ -54,6 +54,25 @@ def solve_rate(outcomes: Tensor, group: Tensor, num_groups: int, *, success_thre
     solved = (outcomes.double() > success_threshold + TOLERANCE).double()
     rate = group_mean(solved, group, num_groups, valid)[group]
     return torch.where(valid, rate, torch.nan).to(outcomes.dtype)
+
+
+def reward_variance(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
+    """Population variance of each sample's group, times 4: 1 at most for rewards in [0, 1].
+
+    Source: VCRL, Jiang et al. 2025, arXiv:2509.19803. There it is divided by the largest that so many rewards of 0 and
+    1 can have, which for an even number is 1 / 4.
+
+    Args:
+        outcomes: (N,); a NaN outcome is no data, and its own score is NaN.
+        group: (N,) dense group index.
+
+    Example:
+        >>> reward_variance(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 0]), 1)
+        tensor([0.7500, 0.7500, 0.7500, 0.7500])
+    """
+    valid = torch.isfinite(outcomes)
+    variance = group_std(outcomes, group, num_groups, valid, correction=0).square()[group]
+    return torch.where(valid, 4 * variance, torch.nan).to(outcomes.dtype)
 
 
 def no_signal(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:

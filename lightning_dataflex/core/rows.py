@@ -1,0 +1,52 @@
+"""What an actuator reads and returns, checked and put in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.tidy import scored
+
+
+def scored_rows(batch: Any, scores: Any) -> tuple[RolloutBatch, Tensor, Tensor]:
+    """The batch, the scores, and which rows have both a valid token and a score."""
+    batch = RolloutBatch.of({} if batch is None else batch)
+    scores = torch.as_tensor(scores)
+    if not batch.num_samples:
+        batch = RolloutBatch({"num_tokens": torch.ones(len(scores), dtype=torch.int64)})
+    if len(scores) != batch.num_samples:
+        raise ValueError(f"There are {len(scores)} scores for {batch.num_samples} samples. Give one per sample.")
+    if scores.dim() == 2:
+        # What stands in padding tokens is no score, NaN included.
+        scores = torch.where(tokens_of(batch, scores) > 0, scores, torch.zeros_like(scores))
+    return batch, scores, scored(batch, scores)
+
+
+def checked_index(rule: object, kept: Tensor, num_samples: int) -> Tensor:
+    name = type(rule).__name__
+    if len(kept) and (kept.is_floating_point() or len(kept.unique()) != len(kept)):
+        raise ValueError(f"{name}.act returned {kept.tolist()[:8]}. Return each index to keep once, or a boolean mask.")
+    if len(kept) and not 0 <= int(kept.min()) <= int(kept.max()) < num_samples:
+        raise ValueError(
+            f"{name}.act returned indices {int(kept.min())} to {int(kept.max())} of {num_samples} samples. "
+            "Return indices into the scores it was given."
+        )
+    return kept.to(torch.int64)
+
+
+def check_length(rule: object, result: Tensor, batch: RolloutBatch) -> None:
+    if result.dim() == 0 or len(result) != batch.num_samples:
+        raise ValueError(
+            f"{type(rule).__name__}.act returned shape {tuple(result.shape)} for {batch.num_samples} samples. "
+            "Return one value per score it was given."
+        )
+
+
+def tokens_of(batch: RolloutBatch, weights: Tensor) -> Tensor:
+    if weights.dim() == 1:
+        return batch.num_tokens.to(weights.device)
+    mask = batch.response_mask
+    return torch.ones_like(weights) if mask is None else mask.to(weights)

@@ -1,0 +1,329 @@
+"""DomainMixtureSampler: an index stream whose proportions can change at any batch, and that resumes at any batch."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch.utils.data import DistributedSampler
+
+from lightning_dataflex.functional.proportions import apportioned
+
+Draw = Literal["largest_remainder", "multinomial"]
+
+MOST_AHEAD = 4096
+"""More batches than a data loader draws ahead."""
+
+
+@dataclass
+class Position:
+    """How far an epoch has come: all that the next batch follows from, beside the proportions.
+
+    Attributes:
+        epoch: The epoch.
+        batch: Batches drawn in it.
+        drawn: Prompts drawn of each domain in it.
+    """
+
+    epoch: int
+    batch: int = 0
+    drawn: list[int] = field(default_factory=list)
+
+
+class DomainMixtureSampler(DistributedSampler):
+    """Draws the domains of each batch by proportions that may change, then prompts within the domains.
+
+    Every batch is apportioned by itself: 4 prompts at 0.5 / 0.5 are 2 and 2. Every rank draws the same global batch
+    and takes its part, so that ranks are disjoint and agree without a word. What is drawn is a function of the seed,
+    the epoch, the batch and the proportions in force, and of nothing else.
+
+    It derives from `DistributedSampler` because Lightning leaves those as they are, where it would replace or
+    freeze another one. `DataLoader(dataset, batch_size, sampler=sampler)`, with the same batch size.
+
+    Args:
+        labels: The domain of each prompt of the dataset.
+        batch_size: Prompts per batch of one rank.
+        proportions: By domain, summing to 1. Default: each domain's share of the dataset. Later by `set_proportions`.
+        domains: The domains, in order. Default: those of the labels, sorted.
+        draw: `largest_remainder` gives each batch the proportions to within a prompt, `multinomial` draws them.
+        replacement: True starts a domain anew, in another order, when all its prompts were drawn. False draws each
+            prompt at most once an epoch; the share of a domain that is used up goes to the others in proportion.
+        num_samples: Prompts per epoch, over all ranks. Default: those of the dataset.
+        seed: Decides all draws; the same on every rank.
+        num_replicas: Number of ranks. Default: that of the process group, 1 without one.
+        rank: This one. Default: as in the process group.
+
+    Raises:
+        ValueError: There are no prompts, a domain or a proportion is not valid, or an epoch is shorter than a batch.
+
+    Example:
+        >>> labels = ["math"] * 6 + ["code"] * 2
+        >>> sampler = DomainMixtureSampler(labels, batch_size=4, proportions={"math": 0.5, "code": 0.5})
+        >>> drawn = [labels[i] for i in sampler]
+        >>> drawn[:4].count("math"), drawn[4:].count("math")
+        (2, 2)
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[Hashable] | np.ndarray | torch.Tensor,
+        batch_size: int,
+        *,
+        proportions: Mapping[str, float] | Sequence[float] | None = None,
+        domains: Sequence[str] | None = None,
+        draw: Draw = "largest_remainder",
+        replacement: bool = True,
+        num_samples: int | None = None,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        if draw not in get_args(Draw):
+            raise ValueError(f"draw is {draw!r}. Use one of {', '.join(get_args(Draw))}.")
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}. Use at least 1.")
+        if num_replicas is None and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            num_replicas, rank = 1, 0
+        super().__init__(range(len(labels)), num_replicas, rank, shuffle=True, seed=seed, drop_last=True)  # type: ignore[arg-type]
+        self.rows, self.domains = rows_by_domain(labels, domains)
+        self.batch_size, self.draw, self.replacement = batch_size, draw, replacement
+        self.total_size = len(labels) if num_samples is None else num_samples
+        self.num_samples = self.total_size // self.num_replicas
+        if not self.num_samples:
+            raise ValueError(
+                f"An epoch of {self.total_size} prompts is none for each of {self.num_replicas} ranks. Use more."
+            )
+        share = {name: len(rows) / len(labels) for name, rows in zip(self.domains, self.rows)}
+        self.set_proportions(share if proportions is None else proportions)
+        self._next_epoch: int | None = 0
+        self._pending: tuple[Position, list[tuple[int, list[float]]]] | None = None
+        self._orders: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
+        self._start(Position(0))
+
+    # -- proportions -----------------------------------------------------------------------------------------------
+
+    @property
+    def proportions(self) -> dict[str, float]:
+        """Those in force for the next batch that is drawn."""
+        return dict(zip(self.domains, self._proportions))
+
+    def set_proportions(self, proportions: Mapping[str, float] | Sequence[float]) -> None:
+        """Put proportions, by domain or in their order, in force from the next batch on that is drawn."""
+        if not isinstance(proportions, Mapping):
+            if len(proportions) != len(self.domains):
+                raise ValueError(
+                    f"There are {len(proportions)} proportions for {len(self.domains)} domains. Give each one."
+                )
+            proportions = dict(zip(self.domains, proportions))
+        unknown = [name for name in proportions if name not in self.domains]
+        values = [float(proportions.get(name, 0.0)) for name in self.domains]
+        if unknown or not all(np.isfinite(values)) or min(values) < 0 or abs(sum(values) - 1) > 1e-5:
+            raise ValueError(
+                f"The proportions are {dict(proportions)}. Give numbers >= 0 that sum to 1, for the domains "
+                f"{', '.join(self.domains)}."
+            )
+        if not any(value > 0 and len(rows) for value, rows in zip(values, self.rows)):
+            raise ValueError(f"The proportions {dict(proportions)} are all of domains without prompts. Change them.")
+        total = sum(values)
+        self._proportions = [value / total for value in values]
+
+    # -- iteration -------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Prompts of this rank in an epoch; without replacement no more than the domains in the mixture have."""
+        if self.replacement:
+            return self.num_samples
+        there = sum(len(rows) for rows, share in zip(self.rows, self._proportions) if share > 0)
+        return min(self.num_samples, there // self.num_replicas)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be of this epoch. Without it, each is of the epoch after the last."""
+        self._next_epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        if self._pending is not None:
+            position, self._planned = self._pending
+            self._pending = None
+            self._start(position, self._planned)
+        else:
+            self._start(Position(self.epoch + 1 if self._next_epoch is None else self._next_epoch))
+        self._next_epoch = None
+        return self._indices(self._log)
+
+    def _indices(self, log: object) -> Iterator[int]:
+        # An iteration ends where another begins: there is one position.
+        while log is self._log and (batch := self._next_batch()):
+            yield from batch[self.rank :: self.num_replicas]
+
+    def _start(self, position: Position, planned: Sequence[tuple[int, list[float]]] = ()) -> None:
+        self.epoch = position.epoch
+        self._position = Position(position.epoch, position.batch, position.drawn or [0] * len(self.domains))
+        # What was in force at batches that were drawn before a stop, but not trained on: they are drawn again.
+        self._planned = list(planned)
+        self._log: deque[tuple[Position, list[float]]] = deque(maxlen=MOST_AHEAD)
+
+    def _next_batch(self) -> list[int]:
+        """The rows of the next global batch; none at the end of the epoch."""
+        here = self._position
+        size = self.batch_size * self.num_replicas
+        left = self.num_samples * self.num_replicas - here.batch * size
+        proportions = self._proportions
+        if self._planned and self._planned[0][0] <= here.batch:
+            proportions = self._planned.pop(0)[1]
+        self._log.append((here, proportions))
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, here.epoch, here.batch])))
+        counts = self._counts(proportions, min(size, left), here, rng)
+        if sum(counts) % self.num_replicas:
+            # The last prompts are too few for every rank: all of them go without.
+            counts = self._counts(proportions, sum(counts) // self.num_replicas * self.num_replicas, here, rng)
+        rows = [self._row(domain, here.drawn[domain] + i) for domain, count in enumerate(counts) for i in range(count)]
+        self._position = Position(here.epoch, here.batch + 1, [a + b for a, b in zip(here.drawn, counts)])
+        return [rows[i] for i in rng.permutation(len(rows))]
+
+    def _counts(self, proportions: list[float], num: int, here: Position, rng: np.random.Generator) -> list[int]:
+        """How many prompts each domain gives to a batch of `num`, or of what is left."""
+        left = [num if self.replacement else len(rows) - drawn for rows, drawn in zip(self.rows, here.drawn)]
+        left = [count if len(rows) else 0 for count, rows in zip(left, self.rows)]
+        counts = [0] * len(left)
+        while missing := num - sum(counts):
+            share = np.array([p if count < most else 0.0 for p, count, most in zip(proportions, counts, left)])
+            if not share.sum() > 0:
+                break
+            if any(p > 0 and count >= most for p, count, most in zip(proportions, counts, left)):
+                self._warn_of_empty(left, counts, proportions)
+            more = self._apportioned(share / share.sum(), missing, here.batch, rng)
+            counts = [min(count + extra, most) for count, extra, most in zip(counts, more, left)]
+        return counts
+
+    def _apportioned(self, share: np.ndarray, num: int, turn: int, rng: np.random.Generator) -> list[int]:
+        if self.draw == "multinomial":
+            return rng.multinomial(num, share).tolist()
+        return apportioned(torch.from_numpy(share), num, turn).tolist()
+
+    def _row(self, domain: int, place: int) -> int:
+        """The prompt at this place of the domain's order in this epoch; each time around it is another order."""
+        rows = self.rows[domain]
+        key = (self.epoch, place // len(rows))
+        if self._orders.get(domain, (None, None))[0] != key:
+            seed = np.random.SeedSequence([self.seed, self.epoch, domain, key[1], 1])
+            self._orders[domain] = (key, np.random.Generator(np.random.Philox(seed)).permutation(len(rows)))
+        return int(rows[self._orders[domain][1][place % len(rows)]])
+
+    def _warn_of_empty(self, left: list[int], counts: list[int], proportions: list[float]) -> None:
+        names = [name for name, most, n, p in zip(self.domains, left, counts, proportions) if p > 0 and n >= most]
+        if not getattr(self, "_warned", False):
+            self._warned = True
+            warnings.warn(
+                f"The domains {', '.join(names)} have no prompts left in this epoch. Their share goes to the others in "
+                "proportion. Use replacement=True to start a domain anew.",
+                stacklevel=2,
+            )
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
+        """What an equal sampler needs to go on; the same on every rank.
+
+        Args:
+            num_batches: Batches of this epoch that were trained on. The data loader may have drawn more ahead: the
+                proportions that were in force for those are part of the state. Default: all that were drawn.
+        """
+        here = self._position
+        ahead: list[tuple[int, list[float]]] = []
+        if num_batches is not None:
+            later = [(position, shares) for position, shares in self._log if position.batch >= num_batches]
+            if later:
+                here = later[0][0]
+                ahead = [(position.batch, list(shares)) for position, shares in later]
+        return {
+            "epoch": here.epoch,
+            "batch": here.batch,
+            "drawn": dict(zip(self.domains, here.drawn)),
+            "ahead": [{"batch": batch, "proportions": dict(zip(self.domains, shares))} for batch, shares in ahead],
+            "proportions": self.proportions,
+        }
+
+    def start_of_next_epoch(self) -> dict[str, Any]:
+        """The state with which the epoch after this one starts."""
+        nothing = dict.fromkeys(self.domains, 0)
+        return {"epoch": self.epoch + 1, "batch": 0, "drawn": nothing, "ahead": [], "proportions": self.proportions}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, at the next iteration. Domains are matched by name."""
+        position = Position(state["epoch"], state["batch"], [state["drawn"].get(name, 0) for name in self.domains])
+        ahead = [(each["batch"], self._matched(each["proportions"])) for each in state["ahead"]]
+        self._proportions = self._matched(state["proportions"])
+        if self._is_over(position):
+            position, ahead = Position(position.epoch + 1), []
+        self._pending = (position, ahead)
+        self._start(position, ahead)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches drawn in this epoch."""
+        return self._position.batch
+
+    def proportions_at(self, batch: int) -> dict[str, float]:
+        """Those that a batch of this epoch was drawn by, as long as it is not forgotten; else those in force."""
+        shares = next((shares for position, shares in self._log if position.batch == batch), self._proportions)
+        return dict(zip(self.domains, shares))
+
+    def forget_before(self, num_batches: int) -> None:
+        """Batches of this epoch before this one were trained on, and no state will go back to them."""
+        while self._log and self._log[0][0].batch < num_batches:
+            self._log.popleft()
+
+    def _is_over(self, position: Position) -> bool:
+        used_up = not self.replacement and all(
+            drawn >= len(rows) for rows, drawn, share in zip(self.rows, position.drawn, self._proportions) if share > 0
+        )
+        return used_up or position.batch * self.batch_size >= self.num_samples
+
+    def _matched(self, proportions: Mapping[str, float]) -> list[float]:
+        """Proportions of other domains as ours: those by the same name keep theirs, a new one gets its equal share."""
+        new = [name for name in self.domains if name not in proportions]
+        fresh = 1 / len(self.domains)
+        there = [proportions.get(name, 0.0) for name in self.domains]
+        rest = 1 - fresh * len(new)
+        total = sum(there)
+        if not total > 0:
+            return [fresh] * len(self.domains)
+        return [fresh if name in new else share / total * rest for name, share in zip(self.domains, there)]
+
+
+def rows_by_domain(
+    labels: Sequence[Hashable] | np.ndarray | torch.Tensor, domains: Sequence[str] | None = None
+) -> tuple[list[np.ndarray], list[str]]:
+    """The rows (n_k,) of each domain, and the domains.
+
+    Example:
+        >>> rows_by_domain(["b", "a", "b"])
+        ([array([1]), array([0, 2])], ['a', 'b'])
+    """
+    if not len(labels):
+        raise ValueError("There are no prompts. Give the domain of each prompt of the dataset.")
+    if isinstance(labels, torch.Tensor):
+        labels = labels.numpy()
+    if isinstance(labels, np.ndarray) and labels.dtype != object:
+        found, index = np.unique(labels, return_inverse=True)
+        names = [str(name) for name in found]
+    else:
+        places: dict[Hashable, int] = {}
+        index = np.fromiter((places.setdefault(label, len(places)) for label in labels), np.int64, len(labels))
+        names = [str(label) for label in places]
+    domains = sorted(names) if domains is None else [str(name) for name in domains]
+    unknown = [name for name in names if name not in domains]
+    if unknown:
+        raise ValueError(
+            f"The dataset has prompts of the domains {', '.join(unknown)}, which are none of {', '.join(domains)}. "
+            "Name all of them, or leave domains out to take them from the data."
+        )
+    order = np.argsort(index, kind="stable")
+    parts = np.split(order, np.cumsum(np.bincount(index, minlength=len(names)))[:-1])
+    rows = dict(zip(names, parts))
+    return [rows.get(name, np.empty(0, np.int64)) for name in domains], domains
