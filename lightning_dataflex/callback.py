@@ -137,11 +137,10 @@ class DataFlexCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; the same on every rank."""
-        pipeline, state = (
-            self.pipeline,
-            {"num_steps": self.num_steps, "scorer": dict(self.pipeline.scorer.state_dict())},
-        )
-        return state | (self.steering.state_dict() if self.steering else {"actuator": pipeline.actuator.state_dict()})
+        state = {"num_steps": self.num_steps, "scorer": dict(self.pipeline.scorer.state_dict())}
+        if self.steering is not None:
+            return state | self.steering.state_dict()
+        return state | {"actuator": self.pipeline.actuator.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""

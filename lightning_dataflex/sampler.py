@@ -28,17 +28,20 @@ class Position:
         epoch: The epoch.
         batch: Batches drawn in it.
         drawn: Prompts drawn of each domain in it.
+        owed: What each domain has got too little of, in parts of a prompt, because batches are whole.
     """
 
     epoch: int
     batch: int = 0
     drawn: list[int] = field(default_factory=list)
+    owed: list[float] = field(default_factory=list)
 
 
 class DomainMixtureSampler(DistributedSampler):
     """Draws the domains of each batch by proportions that may change, then prompts within the domains.
 
-    Every batch is apportioned by itself: 4 prompts at 0.5 / 0.5 are 2 and 2. Every rank draws the same global batch
+    Every batch has the proportions to within a prompt or so, 4 prompts at 0.5 / 0.5 are 2 and 2, and what rounding
+    takes from a domain the next batches give it: small proportions come up, too. Every rank draws the same global batch
     and takes its part, so that ranks are disjoint and agree without a word. What is drawn is a function of the seed,
     the epoch, the batch and the proportions in force, and of nothing else.
 
@@ -50,7 +53,7 @@ class DomainMixtureSampler(DistributedSampler):
         batch_size: Prompts per batch of one rank.
         proportions: By domain, summing to 1. Default: each domain's share of the dataset. Later by `set_proportions`.
         domains: The domains, in order. Default: those of the labels, sorted.
-        draw: `largest_remainder` gives each batch the proportions to within a prompt, `multinomial` draws them.
+        draw: `largest_remainder` rounds each batch to the proportions, `multinomial` draws by them.
         replacement: True starts a domain anew, in another order, when all its prompts were drawn. False draws each
             prompt at most once an epoch; the share of a domain that is used up goes to the others in proportion.
         num_samples: Prompts per epoch, over all ranks. Default: those of the dataset.
@@ -162,7 +165,10 @@ class DomainMixtureSampler(DistributedSampler):
 
     def _start(self, position: Position, planned: Sequence[tuple[int, list[float]]] = ()) -> None:
         self.epoch = position.epoch
-        self._position = Position(position.epoch, position.batch, position.drawn or [0] * len(self.domains))
+        num = len(self.domains)
+        self._position = Position(
+            position.epoch, position.batch, position.drawn or [0] * num, position.owed or [0.0] * num
+        )
         # What was in force at batches that were drawn before a stop, but not trained on: they are drawn again.
         self._planned = list(planned)
         self._log: deque[tuple[Position, list[float]]] = deque(maxlen=MOST_AHEAD)
@@ -172,38 +178,62 @@ class DomainMixtureSampler(DistributedSampler):
         here = self._position
         size = self.batch_size * self.num_replicas
         left = self.num_samples * self.num_replicas - here.batch * size
+        if left <= 0:
+            return []
         proportions = self._proportions
         if self._planned and self._planned[0][0] <= here.batch:
             proportions = self._planned.pop(0)[1]
         self._log.append((here, proportions))
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, here.epoch, here.batch])))
-        counts = self._counts(proportions, min(size, left), here, rng)
+        counts, owed = self._counts(proportions, min(size, left), here, rng)
         if sum(counts) % self.num_replicas:
             # The last prompts are too few for every rank: all of them go without.
-            counts = self._counts(proportions, sum(counts) // self.num_replicas * self.num_replicas, here, rng)
+            counts, owed = self._counts(proportions, sum(counts) // self.num_replicas * self.num_replicas, here, rng)
         rows = [self._row(domain, here.drawn[domain] + i) for domain, count in enumerate(counts) for i in range(count)]
-        self._position = Position(here.epoch, here.batch + 1, [a + b for a, b in zip(here.drawn, counts)])
+        drawn = [before + count for before, count in zip(here.drawn, counts)]
+        self._position = Position(here.epoch, here.batch + 1, drawn, owed)
         return [rows[i] for i in rng.permutation(len(rows))]
 
-    def _counts(self, proportions: list[float], num: int, here: Position, rng: np.random.Generator) -> list[int]:
-        """How many prompts each domain gives to a batch of `num`, or of what is left."""
-        left = [num if self.replacement else len(rows) - drawn for rows, drawn in zip(self.rows, here.drawn)]
-        left = [count if len(rows) else 0 for count, rows in zip(left, self.rows)]
-        counts = [0] * len(left)
+    def _counts(
+        self, proportions: list[float], num: int, here: Position, rng: np.random.Generator
+    ) -> tuple[list[int], list[float]]:
+        """How many prompts each domain gives to a batch of `num`, or of what is left; and what is owed afterwards."""
+        most = [
+            0 if not len(rows) else num if self.replacement else len(rows) - drawn
+            for rows, drawn in zip(self.rows, here.drawn)
+        ]
+        share = torch.tensor(proportions, dtype=torch.float64)
+        there = torch.where(torch.tensor(most) > 0, share, 0.0)
+        if not there.sum() > 0:
+            return [0] * len(most), here.owed
+        owed = self._owed(share, here) if torch.equal(there, share) else None
+        first = self._apportioned(there / there.sum(), num, here, owed, rng)
+        counts = [min(count, limit) for count, limit in zip(first, most)]
+        if owed is not None and counts == first:
+            rest = share * num + owed - torch.tensor(first) if self.draw == "largest_remainder" else owed
+            return counts, rest.tolist()
+        self._warn_of_empty(
+            [name for name, p, n, limit in zip(self.domains, proportions, first, most) if p and n >= limit]
+        )
         while missing := num - sum(counts):
-            share = np.array([p if count < most else 0.0 for p, count, most in zip(proportions, counts, left)])
-            if not share.sum() > 0:
+            there = torch.where(torch.tensor([count < limit for count, limit in zip(counts, most)]), share, 0.0)
+            if not there.sum() > 0:
                 break
-            if any(p > 0 and count >= most for p, count, most in zip(proportions, counts, left)):
-                self._warn_of_empty(left, counts, proportions)
-            more = self._apportioned(share / share.sum(), missing, here.batch, rng)
-            counts = [min(count + extra, most) for count, extra, most in zip(counts, more, left)]
-        return counts
+            more = self._apportioned(there / there.sum(), missing, here, None, rng)
+            counts = [min(count + extra, limit) for count, extra, limit in zip(counts, more, most)]
+        return counts, [0.0] * len(counts)
 
-    def _apportioned(self, share: np.ndarray, num: int, turn: int, rng: np.random.Generator) -> list[int]:
+    def _owed(self, share: torch.Tensor, here: Position) -> torch.Tensor:
+        """What is owed, to the domains that are in the mixture now; it sums to 0 over them."""
+        owed = torch.where(share > 0, torch.tensor(here.owed, dtype=torch.float64), 0.0)
+        return torch.where(share > 0, owed - owed.sum() / (share > 0).sum(), 0.0)
+
+    def _apportioned(
+        self, share: torch.Tensor, num: int, here: Position, owed: torch.Tensor | None, rng: np.random.Generator
+    ) -> list[int]:
         if self.draw == "multinomial":
-            return rng.multinomial(num, share).tolist()
-        return apportioned(torch.from_numpy(share), num, turn).tolist()
+            return rng.multinomial(num, share.numpy() / share.numpy().sum()).tolist()
+        return apportioned(share, num, here.batch, owed).tolist()
 
     def _row(self, domain: int, place: int) -> int:
         """The prompt at this place of the domain's order in this epoch; each time around it is another order."""
@@ -214,8 +244,7 @@ class DomainMixtureSampler(DistributedSampler):
             self._orders[domain] = (key, np.random.Generator(np.random.Philox(seed)).permutation(len(rows)))
         return int(rows[self._orders[domain][1][place % len(rows)]])
 
-    def _warn_of_empty(self, left: list[int], counts: list[int], proportions: list[float]) -> None:
-        names = [name for name, most, n, p in zip(self.domains, left, counts, proportions) if p > 0 and n >= most]
+    def _warn_of_empty(self, names: list[str]) -> None:
         if not getattr(self, "_warned", False):
             self._warned = True
             warnings.warn(
@@ -244,18 +273,23 @@ class DomainMixtureSampler(DistributedSampler):
             "epoch": here.epoch,
             "batch": here.batch,
             "drawn": dict(zip(self.domains, here.drawn)),
+            "owed": dict(zip(self.domains, here.owed)),
             "ahead": [{"batch": batch, "proportions": dict(zip(self.domains, shares))} for batch, shares in ahead],
             "proportions": self.proportions,
         }
 
     def start_of_next_epoch(self) -> dict[str, Any]:
         """The state with which the epoch after this one starts."""
-        nothing = dict.fromkeys(self.domains, 0)
-        return {"epoch": self.epoch + 1, "batch": 0, "drawn": nothing, "ahead": [], "proportions": self.proportions}
+        nothing = {"drawn": dict.fromkeys(self.domains, 0), "owed": dict.fromkeys(self.domains, 0.0), "ahead": []}
+        return {"epoch": self.epoch + 1, "batch": 0, "proportions": self.proportions, **nothing}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, at the next iteration. Domains are matched by name."""
-        position = Position(state["epoch"], state["batch"], [state["drawn"].get(name, 0) for name in self.domains])
+        drawn = [state["drawn"].get(name, 0) for name in self.domains]
+        # What is owed sums to 0 over all domains, and of others it would not.
+        same = set(state["owed"]) == set(self.domains)
+        owed = [state["owed"][name] if same else 0.0 for name in self.domains]
+        position = Position(state["epoch"], state["batch"], drawn, owed)
         ahead = [(each["batch"], self._matched(each["proportions"])) for each in state["ahead"]]
         self._proportions = self._matched(state["proportions"])
         if self._is_over(position):
@@ -286,6 +320,9 @@ class DomainMixtureSampler(DistributedSampler):
 
     def _matched(self, proportions: Mapping[str, float]) -> list[float]:
         """Proportions of other domains as ours: those by the same name keep theirs, a new one gets its equal share."""
+        if set(proportions) == set(self.domains):
+            # To the last digit: what is drawn depends on it.
+            return [proportions[name] for name in self.domains]
         new = [name for name in self.domains if name not in proportions]
         fresh = 1 / len(self.domains)
         there = [proportions.get(name, 0.0) for name in self.domains]

@@ -80,11 +80,10 @@ class Steering:
         state = {"mixture": self.mixture.state_dict(), "actuator": self.mixture.actuator.state_dict()}
         if self.sampler is None:
             return state | {"sampler": {}}
-        # An epoch may be over before all that was drawn ahead was trained on.
-        over = self._epoch_is_over
-        return state | {
-            "sampler": self.sampler.start_of_next_epoch() if over else self.sampler.state_dict(self._num_batches)
-        }
+        if self._epoch_is_over:
+            # Which it may be before all that was drawn ahead was trained on.
+            return state | {"sampler": self.sampler.start_of_next_epoch()}
+        return state | {"sampler": self.sampler.state_dict(self._num_batches)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave: now, or when the loader is made."""

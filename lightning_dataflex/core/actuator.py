@@ -236,7 +236,7 @@ class Mixer(Actuator):
         given = self.act(stats.scores(), None, counts=counts, stats=stats, **ctx)
         if isinstance(given, Mapping):
             given = [given.get(name, 0.0) for name in self.domains]
-        result = torch.as_tensor(given).double().flatten()
+        result = torch.as_tensor(given, dtype=torch.float64).flatten()
         total = float(result.sum())
         if len(result) != len(self.domains) or not (result >= 0).all() or not abs(total - 1) < 1e-5:
             raise ValueError(

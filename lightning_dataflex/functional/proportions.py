@@ -70,7 +70,7 @@ def floored(proportions: Tensor, floor: float, method: FloorMethod = "water_fill
         if low.all():
             return torch.full_like(p, 1 / num)
         rest = torch.where(low, 0.0, shares)
-        p = torch.where(low, floor, rest / rest.sum() * (1 - low.sum() * floor))
+        p = torch.where(low, floor, rest / rest.sum() * (1 - int(low.sum()) * floor))
     return p
 
 
@@ -89,8 +89,15 @@ def check_method(method: str) -> None:
         raise ValueError(f"floor_by is {method!r}. Use one of {', '.join(get_args(FloorMethod))}.")
 
 
-def apportioned(proportions: Tensor, num: int, turn: int = 0) -> Tensor:
+def apportioned(proportions: Tensor, num: int, turn: int = 0, owed: Tensor | None = None) -> Tensor:
     """Whole numbers (K,) int64 that sum to `num`, by largest remainder; of equal ones each turn favours another.
+
+    Args:
+        proportions: (K,), summing to 1.
+        num: How many there are to share out.
+        turn: Counts the times.
+        owed: (K,), summing to 0: what each has got too little of so far. Given the rest of each time, the shares of
+            many times together are the proportions, where a domain with a small one would else never come up.
 
     Example:
         >>> apportioned(torch.tensor([0.5, 0.3, 0.2]), 7)
@@ -98,12 +105,12 @@ def apportioned(proportions: Tensor, num: int, turn: int = 0) -> Tensor:
         >>> [apportioned(torch.tensor([0.5, 0.5]), 3, turn).tolist() for turn in range(2)]
         [[2, 1], [1, 2]]
     """
-    quota = proportions.double() * num
-    whole = (quota + 1e-9).floor()
-    left = num - int(whole.sum())
+    quota = proportions.double() * num + (0.0 if owed is None else owed)
+    whole = (quota + 1e-9).floor().clamp(min=0)
     # Rounded, so that remainders that are equal but for rounding are equal.
     remainder = (quota - whole).mul(1e9).round()
-    order = torch.arange(len(quota)).roll(-turn if len(quota) else 0)
-    first = order[torch.argsort(remainder[order], descending=True, stable=True)][:left]
-    whole[first] += 1
+    order = torch.arange(len(quota)).roll(-turn)
+    ranked = order[torch.argsort(remainder[order], descending=True, stable=True)]
+    left = num - int(whole.sum())
+    whole[ranked[:left] if left >= 0 else ranked[whole[ranked] > 0][left:]] += 1 if left >= 0 else -1
     return whole.long()
