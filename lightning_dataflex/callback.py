@@ -109,6 +109,9 @@ class DataFlexCallback(Callback):
             label=label,
         )
         self.pipeline = (Mixture if mechanism == "mix" else Pipeline).from_config(self.config)
+        if isinstance(self.pipeline, Pipeline) and getattr(self.pipeline.actuator, "changes_advantages", False):
+            # They are to be replaced: a rank that lacks them must say so while the others listen.
+            self.pipeline.requires = (*self.pipeline.requires, "advantages")
         self.steering = Steering(self.pipeline, enforce=enforce) if isinstance(self.pipeline, Mixture) else None
         if self.pipeline.scorer.timing == "pre_rollout":
             raise ValueError(
@@ -188,7 +191,8 @@ class DataFlexCallback(Callback):
         comparing = [part for part in (self.pipeline.scorer, self.pipeline.actuator) if part.needs_groups]
         if comparing and pl_module.automatic_optimization:
             size = _setting(pl_module, "num_generations")
-            self._whole_groups = WholeGroups(registered_name(comparing[0]), size if isinstance(size, int) else None)
+            known = size if isinstance(size, int) else None
+            self._whole_groups = WholeGroups(registered_name(comparing[0]), known, strict=self.config.enforce)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module as it was found."""

@@ -6,6 +6,7 @@ one after the other in their own types. Blocks may be joined by concatenation.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import pickle
@@ -16,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Columns = Mapping[str, "Tensor | Sequence[Any]"]
-"""One entry per sample each: a tensor (N, ...), or a list of what can be pickled."""
+Columns = Mapping[str, "Tensor | np.ndarray | Sequence[Any]"]
+"""One entry per sample each: a tensor or array (N, ...), or a list of what can be pickled. Each keeps its type."""
 
 ALIGNMENT = 8
 """Every column starts at a multiple of this, as the widest number type needs."""
@@ -36,8 +37,14 @@ class Block(NamedTuple):
     num_blocks: int = 1
 
 
-def packed(columns: Columns, num_rows: int, *, error: str | None = None) -> Tensor:
+def packed(columns: Columns, num_rows: int, *, error: str | None = None, source: str = "") -> Tensor:
     """The block of these columns, on the device of the first tensor among them.
+
+    Args:
+        columns: What it holds.
+        num_rows: N.
+        error: What to tell in place of columns.
+        source: What the columns were made by: blocks of different sources are different.
 
     Example:
         >>> block = packed({"uid": torch.tensor([7, 8]), "domain": ["math", "code"]}, 2)
@@ -46,14 +53,19 @@ def packed(columns: Columns, num_rows: int, *, error: str | None = None) -> Tens
     """
     described, parts = [], []
     for name, column in columns.items():
-        if isinstance(column, Tensor):
-            data = column.detach().contiguous().reshape(-1).view(torch.uint8)
-            described.append([name, str(column.dtype).removeprefix("torch."), list(column.shape)])
+        numbers = torch.from_numpy(column) if _is_numeric(column) else column
+        if isinstance(numbers, Tensor):
+            # A fresh tensor, because one of a single element may have any stride.
+            flat = torch.empty(numbers.numel(), dtype=numbers.dtype, device=numbers.device)
+            data = flat.copy_(numbers.detach().reshape(-1)).view(torch.uint8)
+            kind = "tensor" if isinstance(column, Tensor) else "array"
+            described.append([name, kind, str(numbers.dtype).removeprefix("torch."), list(numbers.shape)])
         else:
             data = torch.frombuffer(bytearray(pickle.dumps(list(column))), dtype=torch.uint8)
-            described.append([name, "object", [len(data)]])
+            kind = "objects" if isinstance(column, np.ndarray) else "list"
+            described.append([name, kind, "", [len(data)]])
         parts.append(data)
-    header = json.dumps([num_rows, error, described], separators=(",", ":")).encode()
+    header = json.dumps([num_rows, error, described, source], separators=(",", ":")).encode()
     end = _aligned(PREFIX + len(header))
     total = end + sum(_aligned(len(part)) for part in parts)
     device = next((column.device for column in columns.values() if isinstance(column, Tensor)), torch.device("cpu"))
@@ -113,35 +125,41 @@ def ends(block: Tensor) -> Tensor:
 
 def _block(rows: Tensor, header: bytes) -> Block:
     """What rows with the same header hold, one after the other."""
-    num_rows, error, described = json.loads(header)
+    num_rows, error, described, _ = json.loads(header)
     start = _aligned(PREFIX + len(header))
     columns: dict[str, Any] = {}
-    for name, kind, shape in described:
-        if kind == "object":
+    for name, kind, dtype_name, shape in described:
+        if kind in ("list", "objects"):
             size = shape[0]
             pickled = rows[:, start : start + size].cpu().numpy()
-            columns[name] = [value for each in pickled for value in pickle.loads(each.tobytes())]
+            values = [value for each in pickled for value in pickle.loads(each.tobytes())]
+            columns[name] = values if kind == "list" else _object_array(values)
         else:
-            dtype: torch.dtype = getattr(torch, kind)
+            dtype: torch.dtype = getattr(torch, dtype_name)
             size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            data = rows[:, start : start + size].contiguous().view(dtype)
-            columns[name] = data.reshape(len(rows) * shape[0], *shape[1:])
+            data = rows[:, start : start + size].contiguous().view(dtype).reshape(len(rows) * shape[0], *shape[1:])
+            columns[name] = data if kind == "tensor" else data.cpu().numpy()
         start += _aligned(size)
     return Block(num_rows * len(rows), columns, error, len(rows))
 
 
 def _joined_column(name: str, parts: list[Any]) -> Any:
-    if not all(isinstance(part, Tensor) for part in parts):
-        return [value for part in parts for value in (part.tolist() if isinstance(part, Tensor) else part)]
+    arrays = [torch.from_numpy(part) if _is_numeric(part) else part for part in parts]
+    if all(isinstance(part, Tensor) for part in arrays) and _have_a_common_type(arrays):
+        whole = _padded(name, arrays)
+        return whole if any(isinstance(part, Tensor) for part in parts) else whole.cpu().numpy()
+    values = [value for part in parts for value in (part.tolist() if isinstance(part, (Tensor, np.ndarray)) else part)]
+    return _object_array(values) if all(isinstance(part, np.ndarray) for part in parts) else values
+
+
+def _padded(name: str, parts: list[Tensor]) -> Tensor:
     dims = {part.dim() for part in parts}
     if len(dims) > 1:
         raise ValueError(
             f"{name} has {' and '.join(map(str, sorted(dims)))} dimensions in different parts of the global batch. "
             "Give it the same number on every rank."
         )
-    dtype = parts[0].dtype
-    for part in parts[1:]:
-        dtype = torch.promote_types(dtype, part.dtype)
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
     widest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts))]
     padded = [part.to(dtype) for part in parts]
     for i, part in enumerate(padded):
@@ -150,6 +168,21 @@ def _joined_column(name: str, parts: list[Any]) -> Any:
             inside = (slice(None), *(slice(size) for size in part.shape[1:]))
             padded[i][inside] = part
     return torch.cat(padded)
+
+
+def _have_a_common_type(parts: list[Tensor]) -> bool:
+    dtypes = {part.dtype for part in parts}
+    return len(dtypes) == 1 or not dtypes & {torch.uint16, torch.uint32, torch.uint64}
+
+
+def _is_numeric(column: Any) -> bool:
+    return isinstance(column, np.ndarray) and column.dtype.kind in "biuf"
+
+
+def _object_array(values: list[Any]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
 
 
 def _aligned(size: int) -> int:

@@ -101,7 +101,8 @@ class StepWindow:
         if not math.isfinite(size):
             raise ValueError(
                 "The gradient is not finite in a step in which samples were dropped. Divide the loss by the number of "
-                "valid tokens clamped to at least 1, mask.sum().clamp(min=1): all samples of a batch may be dropped."
+                "valid tokens clamped to at least 1, mask.sum().clamp(min=1): all samples of a batch may be dropped. "
+                "If it is not that, look for NaN in what the loss reads, such as old_log_probs."
             )
         if not self._any_kept or size == 0:
             for parameter in _parameters(optimizer):
@@ -121,16 +122,18 @@ def _gradient_size(optimizer: Optimizer) -> Tensor:
 class WholeGroups:
     """Watches that no group is cut over the batches of one optimiser step: each part would be judged by itself.
 
-    Batches that number their groups 0, 1, ... anew are no cut: all their ids come again, not some.
+    Without the size of a group it is a guess: batches of several groups that number them 0, 1, ... anew, or that all
+    have the same groups, are taken for whole.
 
     Args:
         name: What compares the samples of a group.
         group_size: Samples of a group, where it is known.
+        strict: Whether the first step of several batches may be refused; else it is a warning, too.
     """
 
-    def __init__(self, name: str, group_size: int | None) -> None:
+    def __init__(self, name: str, group_size: int | None, *, strict: bool = True) -> None:
         self.name, self.group_size = name, group_size
-        self._first = True
+        self._first = strict
         self._earlier: list[Tensor] = []
         self._here: list[Tensor] = []
 
@@ -157,8 +160,8 @@ class WholeGroups:
         fact = (
             f"{self.name} compares the samples of a group, but {cut} groups of this batch have samples in an earlier "
             "batch of the same optimiser step (accumulate_grad_batches). Batches must hold whole groups: use a batch "
-            "size that is a multiple of the group size, or decide on the whole rollout with a DataFlexPoint. If a "
-            "prompt was drawn twice, or groups are numbered anew in each batch, give each group an id of its own."
+            "size that is a multiple of the group size, or decide on the whole rollout with a DataFlexPoint. If they "
+            "are whole, set num_generations on the module, the size of a group, or give each group an id of its own."
         )
         if self._first:
             raise ValueError(fact)
@@ -170,8 +173,13 @@ class WholeGroups:
         again = torch.isin(distinct, earlier)
         if self.group_size is not None:
             return int((again & (sizes < self.group_size)).sum())
-        numbered_anew = len(distinct) > 1 and bool(again.all()) and bool(torch.isin(earlier, distinct).all())
-        return 0 if numbered_anew else int(again.sum())
+        same = bool(again.all()) and bool(torch.isin(earlier, distinct).all())
+        anew = same or all(_counts_from_0(ids) for ids in (distinct, torch.unique(earlier)))
+        return 0 if anew and len(earlier.unique()) > 1 else int(again.sum())
+
+
+def _counts_from_0(ids: Tensor) -> bool:
+    return torch.equal(ids, torch.arange(len(ids), device=ids.device))
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

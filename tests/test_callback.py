@@ -456,7 +456,15 @@ def test_groups_cut_over_the_batches_of_a_step_are_refused_before_it(batches: li
 
 def test_whole_groups_may_be_numbered_anew_in_each_batch() -> None:
     fit(Toy(), [select()], [rollout(0), rollout(1)] * 2, accumulate_grad_batches=2)
+    fit(
+        Toy(),
+        [select()],
+        [rollout(0), {name: value[:4] for name, value in rollout(1).items()}],
+        accumulate_grad_batches=2,
+    )
     fit(Toy(), [reweight()], cut_in_two(rollout(0)), accumulate_grad_batches=2)
+    with pytest.warns(UserWarning, match="1 groups of this batch"):
+        fit(Toy(), [select(enforce=False)], cut_in_two(rollout(0)), accumulate_grad_batches=2)
 
 
 def test_whole_groups_may_come_again_where_their_size_is_known() -> None:

@@ -126,7 +126,7 @@ TIES = {
 @over("selector")
 def test_law_6_of_equals_the_earliest_stay(scorer, kind, actuator):
     if actuator == "threshold_band":
-        params, expected = {"low": 0.9, "high": 1.1}, list(range(12))
+        params, expected = {"low": -0.1, "high": 1.1}, list(range(12))
     else:
         params, expected = TIES[actuator]
     batch = filled(rm_scores=1.0, advantages=1.0, old_log_probs=0.0, response_mask=1)

@@ -103,6 +103,8 @@ class Selector(Actuator):
     def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` keeps as a mask: (N,) bool, or (N, L) for a rule on tokens."""
         batch, scores, rows = scored_rows(batch, scores)
+        if not rows.any():
+            return torch.zeros_like(scores, dtype=torch.bool)
         tidy = TidyBatch(batch, rows)
         kept = torch.as_tensor(self.act(scores[rows], tidy, **ctx), device=scores.device)
         if kept.dtype != torch.bool:
@@ -147,6 +149,8 @@ class Reweighter(Actuator):
     def unscaled(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` gives, before it is scaled: finite, and 0 for a sample without a score."""
         batch, scores, rows = scored_rows(batch, scores)
+        if not rows.any():
+            return torch.zeros_like(scores if scores.dtype == torch.float64 else scores.float())
         tidy = TidyBatch(batch, rows)
         weights = torch.as_tensor(self.act(scores[rows], tidy, **ctx)).detach()
         check_length(self, weights, tidy)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from lightning_dataflex.core.containers import as_tensor
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.packing import Columns
 from lightning_dataflex.sync import Group, exchanged, num_ranks
@@ -46,7 +45,11 @@ def global_batch(
         return logged_columns(batch) | telling_columns(batch, parts) | dict(more(batch)), batch.num_samples
 
     columns, rows = exchanged(own, group)
-    return RolloutBatch(columns), rows
+    # A setting that a rule reads from the batch, such as a temperature, is the same on every rank.
+    required = {name for part in parts for name in part.requires}
+    mine = local()
+    constants = {name: mine.original(name) for name in required if not is_per_sample(mine.original(name))}
+    return RolloutBatch(constants | columns), rows
 
 
 def telling_columns(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any]:
@@ -64,9 +67,16 @@ def telling_columns(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any
     # A rule that reads whole fields must not find another's numbers under their names.
     for name in dict.fromkeys(("response_mask", *(name for part in parts for name in part.requires))):
         if name in batch:
-            value = as_tensor(batch.original(name))
-            found[name] = value.tolist() if isinstance(value, np.ndarray) else value
+            value = batch.original(name)
+            if is_per_sample(value):
+                batch.check_rows(name, value)
+                found[name] = value
     return found
+
+
+def is_per_sample(value: Any) -> bool:
+    """Whether a field has an entry for each sample, and is no setting of the whole batch."""
+    return isinstance(value, (list, tuple)) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0)
 
 
 def logged_columns(batch: RolloutBatch) -> dict[str, Tensor]:

@@ -37,7 +37,10 @@ class Action:
         """That of some of the samples, cut to their width."""
 
         def part(value: Tensor) -> Tensor:
-            return value[rows] if value.dim() == 1 else value[rows, :num_tokens]
+            if value.dim() == 1:
+                return value[rows]
+            # Nobody has asked for the width of a rank without samples.
+            return torch.nn.functional.pad(value[rows, :num_tokens], (0, max(0, num_tokens - value.shape[1])))
 
         advantages = None if self.advantages is None else self.advantages[rows]
         return Action(part(self.scores), part(self.keep), part(self.weights), advantages)

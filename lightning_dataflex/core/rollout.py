@@ -153,6 +153,8 @@ class RolloutBatch:
         if mask is None:
             return None
         mask = _exact_device(torch.as_tensor(mask))
+        if mask.dim() != 2 and not len(mask):
+            mask = mask.reshape(0, 1)
         if mask.dim() != 2:
             raise ValueError(f"response_mask has shape {tuple(mask.shape)}. It must be (samples, response tokens).")
         return mask != 0
@@ -192,7 +194,7 @@ class RolloutBatch:
         uid = self.original("uid")
         if uid is None:
             raise ValueError(self.missing("uid"))
-        self._check_rows("uid", uid)
+        self.check_rows("uid", uid)
         return stable_ids(uid).to(self.num_tokens.device)
 
     @functools.cached_property
@@ -211,7 +213,7 @@ class RolloutBatch:
             raise ValueError(
                 f"{name} is not numeric: {error}. Give a tensor, an array or a list of numbers."
             ) from error
-        self._check_rows(name, value)
+        self.check_rows(name, value)
         mask = self.response_mask
         if value.dim() not in (1, 2) or (mask is not None and value.dim() == 2 and value.shape != mask.shape):
             tokens = "response tokens" if mask is None else mask.shape[1]
@@ -221,7 +223,8 @@ class RolloutBatch:
             )
         return value
 
-    def _check_rows(self, name: str, value: Any) -> None:
+    def check_rows(self, name: str, value: Any) -> None:
+        """Raise a ValueError unless a field has a row for each sample."""
         rows = len(value) if isinstance(value, Sequence) or np.ndim(value) else None
         if rows != self.num_samples:
             shown = "one value" if rows is None else f"{rows} rows"

@@ -15,7 +15,7 @@ def scored_rows(batch: Any, scores: Any) -> tuple[RolloutBatch, Tensor, Tensor]:
     """The batch, the scores, and which rows have both a valid token and a score."""
     batch = RolloutBatch.of({} if batch is None else batch)
     scores = torch.as_tensor(scores)
-    if not batch.num_samples:
+    if not batch.keys():
         batch = RolloutBatch({"num_tokens": torch.ones(len(scores), dtype=torch.int64)})
     if len(scores) != batch.num_samples:
         raise ValueError(f"There are {len(scores)} scores for {batch.num_samples} samples. Give one per sample.")

@@ -112,7 +112,10 @@ class Scorer(Metric):
         """Collect what the scorer has to know of the samples of a batch."""
         batch = RolloutBatch.of(batch)
         batch.require(("response_mask", *self.requires) if self.columns(batch) is None else self.requires)
-        self.rows.append(packed(telling_columns(batch, [self]), batch.num_samples).to(self.device))
+        # Scorers of other settings collect other numbers: a MetricCollection must not take one's for another's.
+        simple = {k: v for k, v in sorted(vars(self).items()) if k[0] != "_" and isinstance(v, (str, int, float))}
+        source = f"{type(self).__qualname__}{simple}"
+        self.rows.append(packed(telling_columns(batch, [self]), batch.num_samples, source=source).to(self.device))
         self.step_id.fill_(step_id)
 
     def compute(self) -> Tensor:
@@ -165,6 +168,9 @@ def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:
                 f"{type(self).__name__} compares the samples of a group, but each of the {tidy.num_samples} samples "
                 "is alone in its group. Give the samples of one prompt the same uid.",
             )
+        if not tidy.num_samples:
+            shape = batch.token_mask.shape if self.granularity == "token" else (len(rows),)
+            return torch.full(shape, torch.nan, device=rows.device)
         scores = torch.as_tensor(score(self, tidy, step_id, **ctx)).detach()
         if scores.dim() == 0 or len(scores) != tidy.num_samples:
             raise ValueError(

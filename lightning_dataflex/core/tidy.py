@@ -56,6 +56,9 @@ class TidyBatch(RolloutBatch):
             value = value.float()
         return self._taken(value)
 
+    def missing(self, name: str) -> str:
+        return f"{super().missing(name)} Or the rule does not declare it: add it to requires."
+
     def __setitem__(self, name: str, value: Any) -> None:
         raise TypeError(f"A rule reads its batch and cannot write {name!r} into it. Return what it finds.")
 
