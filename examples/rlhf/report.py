@@ -51,7 +51,7 @@ class Report(Callback):
 
     def record(self, trainer: Trainer) -> None:
         for name, value in trainer.callback_metrics.items():
-            if name == "solve_rate" or (name.startswith(SCHEDULER) and name.endswith("kept_frac")):
+            if name == "solve_rate" or (name.startswith(SCHEDULER) and ("kept_frac" in name or "/prop_" in name)):
                 self.curves.setdefault(name, []).append([trainer.global_step, float(value)])
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,12 +98,19 @@ def table(rows: list[tuple[str, float, float]]) -> Table:
 
 
 def plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
-    """Solve rate of the rollouts and kept fraction over optimiser steps; both are fractions and share an axis."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot(xlabel="optimiser step", ylabel="fraction", ylim=(0, 1.02))
+    """Solve rate and kept fraction of the rollouts over optimiser steps; below, if domains are mixed, their shares."""
+    shares = {name.split("/prop_")[1]: points for name, points in curves.items() if "/prop_" in name}
+    figure = Figure(figsize=(7, 7 if shares else 4), layout="constrained")
+    axes = figure.add_subplot(2 if shares else 1, 1, 1, xlabel="optimiser step", ylabel="fraction", ylim=(0, 1.02))
     for name, points in curves.items():
-        axes.plot(*zip(*points), label=name.removeprefix(SCHEDULER).replace("kept_frac", "kept fraction"))
+        if "/prop_" not in name:
+            axes.plot(*zip(*points), label=name.removeprefix(SCHEDULER).replace("kept_frac", "kept fraction"))
     axes.grid(alpha=0.3)
     if curves:
         axes.legend()
+    if shares:
+        below = figure.add_subplot(2, 1, 2, xlabel="optimiser step", ylabel="share of the prompts", ylim=(0, 1))
+        steps = [step for step, _ in next(iter(shares.values()))]
+        below.stackplot(steps, [[share for _, share in points] for points in shares.values()], labels=shares)
+        below.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
