@@ -144,7 +144,7 @@ def changed(**keys: Any) -> dict[str, Any]:
         (changed(drop="maks"), "Did you mean 'mask'?"),
         (changed(adv_estimator="gae"), "group_solve_rate compares the samples of a group, but adv_estimator 'gae'"),
         (changed(scorer={"name": "token_prob"}, actuator={"name": "gfpo"}), "token_prob scores each token"),
-        ({"mechanism": "select", "scorer": {"name": "token_prob"}}, "arguments are required: actuator"),
+        ({"mechanism": "select", "scorer": {"name": "token_prob"}}, "The dataflex block lacks 'actuator'"),
         ([BLOCK, BLOCK], "Two blocks are called 'select.group_solve_rate.threshold_band'. Give one of them a label."),
         (changed(scorer={"class_path": "torch.nn.Linear"}), "is no Scorer"),
     ],

@@ -65,11 +65,14 @@ def test_checks_and_trains_two_steps(
     (metrics,) = tmp_path.rglob("metrics.csv")
     steps = [row for row in csv.DictReader(metrics.open()) if row.get("loss/total")]
     assert len(steps) == 2
-    scheduled = config.stem != "baseline"
-    assert ("DataFlexPoint" in checked) == scheduled
-    assert all(bool(row.get("dataflex/kept_frac")) == scheduled for row in steps)
+    logs = {"baseline": [], "mix": ["prop_copy", "lag"], "mix_select": ["mix/prop_copy", "select/kept_frac"]}
+    names = logs.get(config.stem, ["kept_frac"])
+    assert ("DataFlexPoint" in checked) == bool(names)
+    for row in steps:
+        assert all(row[f"dataflex/{name}"] for name in names)
+        assert bool(names) == any(name.startswith("dataflex/") for name in row)
 
 
 def test_there_are_configurations() -> None:
     names = {path.stem for path in CONFIGS}
-    assert {"baseline", "select", "difficulty", "reweight", "ppo", "llm"} <= names
+    assert {"baseline", "select", "difficulty", "reweight", "ppo", "llm", "mix", "mix_select"} <= names

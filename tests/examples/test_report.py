@@ -65,6 +65,14 @@ def test_without_a_scheduler_there_is_one_curve(trained: Train) -> None:
     assert len(plot(report.curves).axes[0].lines) == 1
 
 
+def test_the_shares_of_mixed_domains_are_drawn_below() -> None:
+    curves = {f"dataflex/prop_{name}": [[1, share], [2, share]] for name, share in (("copy", 0.25), ("sorting", 0.75))}
+    upper, lower = plot(curves | {"solve_rate": [[1, 0.5], [2, 0.6]]}).axes
+    assert len(upper.lines) == 1
+    top = lower.collections[1].get_paths()[0].vertices[:, 1]
+    assert (top.min(), top.max()) == (0.25, 1.0)
+
+
 def test_a_resumed_report_remembers_its_start(trained: Train, tmp_path: Path) -> None:
     model = trained(knows(), 2, callbacks=[Report()])
     model.trainer.save_checkpoint(tmp_path / "run.ckpt")
