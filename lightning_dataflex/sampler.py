@@ -150,11 +150,12 @@ class DomainMixtureSampler(DistributedSampler):
 
     def __iter__(self) -> Iterator[int]:
         if self._pending is not None:
-            position, self._planned = self._pending
-            self._pending = None
-            self._start(position, self._planned)
-        else:
+            self._start(*self._pending)
+        elif self._next_epoch is not None or self._has_drawn:
             self._start(Position(self.epoch + 1 if self._next_epoch is None else self._next_epoch))
+        else:
+            # A data loader may ask twice before it draws.
+            self._start(self._position, self._planned)
         self._next_epoch = None
         return self._indices(self._log)
 
@@ -169,12 +170,14 @@ class DomainMixtureSampler(DistributedSampler):
         self._position = Position(
             position.epoch, position.batch, position.drawn or [0] * num, position.owed or [0.0] * num
         )
+        self._has_drawn = False
         # What was in force at batches that were drawn before a stop, but not trained on: they are drawn again.
         self._planned = list(planned)
         self._log: deque[tuple[Position, list[float]]] = deque(maxlen=MOST_AHEAD)
 
     def _next_batch(self) -> list[int]:
         """The rows of the next global batch; none at the end of the epoch."""
+        self._has_drawn, self._pending = True, None
         here = self._position
         size = self.batch_size * self.num_replicas
         left = self.num_samples * self.num_replicas - here.batch * size

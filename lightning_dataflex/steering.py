@@ -105,6 +105,9 @@ class Steering:
                 f"The DataLoader has batch_size {loader.batch_size} but its DomainMixtureSampler {sampler.batch_size}. "
                 "Give both the same."
             )
+        if hasattr(loader, "load_state_dict"):
+            # A loader that resumes by itself (torchdata's) would take the sampler back to where it had drawn ahead.
+            vars(loader)["load_state_dict"] = _ignored
         self.mixture.bind(sampler.domains)
         self.sampler = sampler
         if self._saved:
@@ -124,6 +127,10 @@ class Steering:
     def _put_in_force(self) -> None:
         if self.enforce and self.sampler is not None:
             self.sampler.set_proportions(self.mixture.proportions)
+
+
+def _ignored(state: Any) -> None:
+    pass
 
 
 def _samplers(loaders: Any) -> Iterator[tuple[DataLoader, DomainMixtureSampler]]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, RandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_dataflex import DataFlexCallback, DomainMixtureSampler, Mixer, Mixture, mixture_dataloader
 from tests.mixing import BATCH, DOMAINS, ROWS, Bandit, Record, Rows, fit, mix
@@ -105,6 +106,26 @@ def test_law_8_a_resumed_run_is_one_that_never_stopped(num_workers: int, stop: i
     for got, want in zip(later.logged, logged.logged[stop:], strict=True):
         assert got == pytest.approx(want, nan_ok=True)
     assert torch.equal(resumed.weight, whole.weight)
+
+
+class StatefulRows(Rows):
+    """With torchdata's loader, which has a state of its own."""
+
+    def train_dataloader(self) -> DataLoader:
+        loader = super().train_dataloader()
+        workers = {"num_workers": loader.num_workers, "prefetch_factor": loader.prefetch_factor}
+        return StatefulDataLoader(ROWS, BATCH, sampler=loader.sampler, **workers)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_with_a_state_of_its_own_does_no_harm(num_workers: int, tmp_path: Path) -> None:
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    whole, _ = fit([mix()], Rows(num_workers))
+    stateful, _ = fit([mix(), saver], StatefulRows(num_workers))
+    assert stateful.seen == whole.seen
+    for stop in (7, 15):
+        resumed, _ = fit([mix()], StatefulRows(num_workers), ckpt_path=tmp_path / f"step={stop}.ckpt")
+        assert resumed.seen == whole.seen[stop:], stop
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
