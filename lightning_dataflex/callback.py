@@ -166,7 +166,8 @@ class DataFlexCallback(Callback):
                 raise ValueError(
                     "Two callbacks have mechanism: mix, and only one can steer the sampler. Leave one out."
                 )
-            self.steering.attach(trainer, pl_module)
+            self.steering.attach(trainer)
+            _check_progress(self.pipeline.actuator, trainer)
         changing = [
             c.name for c in dataflex_callbacks(trainer) if getattr(c.pipeline.actuator, "changes_advantages", False)
         ]
@@ -189,7 +190,7 @@ class DataFlexCallback(Callback):
             sharded = trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
             self._windows = [StepWindow(optimizer, sharded=sharded) for optimizer in trainer.optimizers]
         comparing = [part for part in (self.pipeline.scorer, self.pipeline.actuator) if part.needs_groups]
-        if comparing and pl_module.automatic_optimization:
+        if comparing and self.steering is None and pl_module.automatic_optimization:
             size = _setting(pl_module, "num_generations")
             known = size if isinstance(size, int) else None
             self._whole_groups = WholeGroups(registered_name(comparing[0]), known, strict=self.config.enforce)
@@ -227,6 +228,8 @@ class DataFlexCallback(Callback):
             window.begin_batch()
         if self._whole_groups is not None:
             self._whole_groups.begin_batch(new_step=batch_idx % trainer.accumulate_grad_batches == 0)
+        if self.steering is not None:
+            self.steering.begin_step(batch_idx)
         self._decisions, self._acted = [], False
         self._mount.begin(batch)
 
@@ -262,9 +265,9 @@ class DataFlexCallback(Callback):
         self._decisions = []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the sampler know which epoch comes next."""
+        """Let the sampler know that another epoch comes next."""
         if self.steering is not None:
-            self.steering.end_epoch(trainer.current_epoch + 1)
+            self.steering.end_epoch()
 
     def _decide(self, batch: RolloutBatch) -> Decision | None:
         """The decision to put into a batch; None outside of training, and where none is to be enforced."""
@@ -316,6 +319,16 @@ def dataflex_callbacks(trainer: Trainer) -> list[DataFlexCallback]:
     """Those of a Trainer, in their order."""
     every: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in every if isinstance(callback, DataFlexCallback)]
+
+
+def _check_progress(actuator: Actuator, trainer: Trainer) -> None:
+    """Raise a ValueError if a mixer needs to know how long the run is, and nobody says."""
+    endless = (trainer.max_steps or -1) < 0 and (trainer.max_epochs or -1) < 0
+    if getattr(actuator, "needs_progress", False) and endless:
+        raise ValueError(
+            f"{registered_name(actuator)} follows the progress of the run, but the Trainer has no max_steps and no "
+            "max_epochs. Give one, or total_steps to the mixer."
+        )
 
 
 def _progress(trainer: Trainer, num_steps: int) -> float | None:

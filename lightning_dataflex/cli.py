@@ -111,6 +111,9 @@ def checked(args: Sequence[str]) -> str:
     for callback in dataflex_callbacks(cli.trainer):
         try:
             mount = mount_of(cli.model, callback.config.mount)
+            if callback.steering is not None and cli.datamodule is not None:
+                cli.datamodule.setup("fit")
+                callback.steering.adopt(cli.datamodule.train_dataloader())
         except ValueError as error:
             _refuse(error)
         first_line = str(getattr(mount, "func", mount).__doc__).splitlines()[0]

@@ -21,9 +21,13 @@ def mixture_dataloader(
     replacement: bool = True,
     num_samples: int | None = None,
     seed: int = 0,
+    num_replicas: int | None = None,
+    rank: int | None = None,
     **loader: Any,
 ) -> DataLoader:
-    """A DataLoader with a `DomainMixtureSampler`, for `train_dataloader` of a LightningDataModule.
+    """A DataLoader with a `DomainMixtureSampler`, to be made in `train_dataloader` of a LightningDataModule.
+
+    There the processes of the run exist, so that each rank's sampler deals its own part.
 
     Args:
         dataset: Map-style; each row a mapping, or an object, with its domain. Of a Hugging Face dataset the column is
@@ -51,6 +55,8 @@ def mixture_dataloader(
         replacement=replacement,
         num_samples=num_samples,
         seed=seed,
+        num_replicas=num_replicas,
+        rank=rank,
     )
     return DataLoader(dataset, batch_size, sampler=sampler, **loader)  # type: ignore[arg-type]
 
@@ -62,6 +68,10 @@ def domain_column(dataset: Any, key: str = "domain") -> Sequence[Hashable]:
         >>> domain_column([{"domain": "math"}, {"domain": "code"}])
         ['math', 'code']
     """
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ValueError(
+            f"A {type(dataset).__name__} cannot be drawn from by index. Give a map-style dataset, with len() and [i]."
+        )
     columns = getattr(dataset, "column_names", None)
     if isinstance(columns, (list, tuple)):
         if key not in columns:
@@ -70,11 +80,15 @@ def domain_column(dataset: Any, key: str = "domain") -> Sequence[Hashable]:
     if not len(dataset):
         return []
     first = dataset[0]
-    fields = list(first) if isinstance(first, Mapping) else list(getattr(first, "__dict__", {}))
-    if key not in fields:
-        raise ValueError(_no_column(key, fields))
+    if not _has(first, key):
+        names = first if isinstance(first, Mapping) else getattr(first, "_fields", getattr(first, "__dict__", {}))
+        raise ValueError(_no_column(key, list(names)))
     rows = (dataset[i] for i in range(len(dataset)))
     return [row[key] if isinstance(row, Mapping) else getattr(row, key) for row in rows]
+
+
+def _has(row: Any, key: str) -> bool:
+    return key in row if isinstance(row, Mapping) else hasattr(row, key)
 
 
 def _no_column(key: str, columns: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from lightning_dataflex.functional.proportions import apportioned
+from lightning_dataflex.functional.proportions import apportioned, matched
 
 Draw = Literal["largest_remainder", "multinomial"]
 
@@ -40,10 +40,10 @@ class Position:
 class DomainMixtureSampler(DistributedSampler):
     """Draws the domains of each batch by proportions that may change, then prompts within the domains.
 
-    Every batch has the proportions to within a prompt or so, 4 prompts at 0.5 / 0.5 are 2 and 2, and what rounding
-    takes from a domain the next batches give it: small proportions come up, too. Every rank draws the same global batch
-    and takes its part, so that ranks are disjoint and agree without a word. What is drawn is a function of the seed,
-    the epoch, the batch and the proportions in force, and of nothing else.
+    Every batch has the proportions to within a prompt or so: 4 prompts at 0.5 / 0.5 are 2 and 2. What rounding takes
+    from a domain, later batches give back, so that small proportions come up too. Every rank draws the same global
+    batch and takes its part: ranks agree without a word, and no place of the stream is dealt twice. What is drawn
+    follows from the seed, the epoch and the proportions that its batches have had, and from nothing else.
 
     It derives from `DistributedSampler` because Lightning leaves those as they are, where it would replace or
     freeze another one. `DataLoader(dataset, batch_size, sampler=sampler)`, with the same batch size.
@@ -90,6 +90,10 @@ class DomainMixtureSampler(DistributedSampler):
             raise ValueError(f"draw is {draw!r}. Use one of {', '.join(get_args(Draw))}.")
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}. Use at least 1.")
+        if seed < 0:
+            raise ValueError(f"seed is {seed}. Use 0 or a positive number.")
+        if (num_replicas is None) != (rank is None):
+            raise ValueError(f"num_replicas is {num_replicas} and rank is {rank}. Give both or neither.")
         if num_replicas is None and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             num_replicas, rank = 1, 0
         super().__init__(range(len(labels)), num_replicas, rank, shuffle=True, seed=seed, drop_last=True)  # type: ignore[arg-type]
@@ -103,8 +107,11 @@ class DomainMixtureSampler(DistributedSampler):
             )
         share = {name: len(rows) / len(labels) for name, rows in zip(self.domains, self.rows)}
         self.set_proportions(share if proportions is None else proportions)
+        self.counts_epochs = False
+        """Whether `set_epoch` is ignored, because each iteration follows the one before."""
         self._next_epoch: int | None = 0
-        self._pending: tuple[Position, list[tuple[int, list[float]]]] | None = None
+        self._has_warned = False
+        self._pending: tuple[Position, list[tuple[int, list[float]]], int | None] | None = None
         self._orders: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
         self._start(Position(0))
 
@@ -138,7 +145,14 @@ class DomainMixtureSampler(DistributedSampler):
     # -- iteration -------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Prompts of this rank in an epoch; without replacement no more than the domains in the mixture have."""
+        """Prompts of this rank in an epoch.
+
+        Without replacement no more than there are in the domains that are in the mixture when the epoch begins; if
+        these run out because the proportions change, the other domains fill up what was announced.
+        """
+        return self._length if self._has_drawn else self._length_now()
+
+    def _length_now(self) -> int:
         if self.replacement:
             return self.num_samples
         there = sum(len(rows) for rows, share in zip(self.rows, self._proportions) if share > 0)
@@ -146,41 +160,53 @@ class DomainMixtureSampler(DistributedSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be of this epoch. Without it, each is of the epoch after the last."""
-        self._next_epoch = epoch
+        if not self.counts_epochs:
+            self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
         if self._pending is not None:
             self._start(*self._pending)
         elif self._next_epoch is not None or self._has_drawn:
-            self._start(Position(self.epoch + 1 if self._next_epoch is None else self._next_epoch))
+            epoch = self.epoch + 1 if self._next_epoch is None else self._next_epoch
+            owed = self._position.owed if epoch == self.epoch + 1 else []
+            self._start(Position(epoch, owed=owed))
         else:
             # A data loader may ask twice before it draws.
-            self._start(self._position, self._planned)
+            self._start(self._position, self._planned, self._length_then)
         self._next_epoch = None
         return self._indices(self._log)
 
     def _indices(self, log: object) -> Iterator[int]:
-        # An iteration ends where another begins: there is one position.
-        while log is self._log and (batch := self._next_batch()):
+        while batch := self._next_batch(log):
             yield from batch[self.rank :: self.num_replicas]
 
-    def _start(self, position: Position, planned: Sequence[tuple[int, list[float]]] = ()) -> None:
+    def _start(
+        self, position: Position, planned: Sequence[tuple[int, list[float]]] = (), length: int | None = None
+    ) -> None:
         self.epoch = position.epoch
         num = len(self.domains)
         self._position = Position(
             position.epoch, position.batch, position.drawn or [0] * num, position.owed or [0.0] * num
         )
         self._has_drawn = False
+        self._length, self._length_then = self._length_now(), length
         # What was in force at batches that were drawn before a stop, but not trained on: they are drawn again.
         self._planned = list(planned)
         self._log: deque[tuple[Position, list[float]]] = deque(maxlen=MOST_AHEAD)
 
-    def _next_batch(self) -> list[int]:
+    def _next_batch(self, log: object) -> list[int]:
         """The rows of the next global batch; none at the end of the epoch."""
-        self._has_drawn, self._pending = True, None
+        if log is not self._log:
+            raise RuntimeError(
+                "The DomainMixtureSampler was iterated over again while an epoch was under way, and it has one place. "
+                "To look at examples, read the dataset or make another loader."
+            )
+        if not self._has_drawn:
+            self._length = self._length_now() if self._length_then is None else self._length_then
+        self._has_drawn, self._pending, self._length_then = True, None, None
         here = self._position
         size = self.batch_size * self.num_replicas
-        left = self.num_samples * self.num_replicas - here.batch * size
+        left = self._length * self.num_replicas - here.batch * size
         if left <= 0:
             return []
         proportions = self._proportions
@@ -189,9 +215,6 @@ class DomainMixtureSampler(DistributedSampler):
         self._log.append((here, proportions))
         rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, here.epoch, here.batch])))
         counts, owed = self._counts(proportions, min(size, left), here, rng)
-        if sum(counts) % self.num_replicas:
-            # The last prompts are too few for every rank: all of them go without.
-            counts, owed = self._counts(proportions, sum(counts) // self.num_replicas * self.num_replicas, here, rng)
         rows = [self._row(domain, here.drawn[domain] + i) for domain, count in enumerate(counts) for i in range(count)]
         drawn = [before + count for before, count in zip(here.drawn, counts)]
         self._position = Position(here.epoch, here.batch + 1, drawn, owed)
@@ -202,29 +225,31 @@ class DomainMixtureSampler(DistributedSampler):
     ) -> tuple[list[int], list[float]]:
         """How many prompts each domain gives to a batch of `num`, or of what is left; and what is owed afterwards."""
         most = [
-            0 if not len(rows) else num if self.replacement else len(rows) - drawn
+            0 if not len(rows) else num if self.replacement else max(0, len(rows) - drawn)
             for rows, drawn in zip(self.rows, here.drawn)
         ]
         share = torch.tensor(proportions, dtype=torch.float64)
-        there = torch.where(torch.tensor(most) > 0, share, 0.0)
-        if not there.sum() > 0:
-            return [0] * len(most), here.owed
-        owed = self._owed(share, here) if torch.equal(there, share) else None
-        first = self._apportioned(there / there.sum(), num, here, owed, rng)
-        counts = [min(count, limit) for count, limit in zip(first, most)]
-        if owed is not None and counts == first:
-            rest = share * num + owed - torch.tensor(first) if self.draw == "largest_remainder" else owed
-            return counts, rest.tolist()
-        self._warn_of_empty(
-            [name for name, p, n, limit in zip(self.domains, proportions, first, most) if p and n >= limit]
-        )
-        while missing := num - sum(counts):
-            there = torch.where(torch.tensor([count < limit for count, limit in zip(counts, most)]), share, 0.0)
-            if not there.sum() > 0:
-                break
-            more = self._apportioned(there / there.sum(), missing, here, None, rng)
+        there = self._open(share, most, [0] * len(most))
+        owed = self._owed(there, here)
+        counts = self._apportioned(there, num, here, owed, rng)
+        if all(count <= limit for count, limit in zip(counts, most)):
+            if (there == 0)[share > 0].any():
+                self._warn_of_empty(share, most)
+            return counts, (
+                there * num + owed - torch.tensor(counts) if self.draw == "largest_remainder" else owed
+            ).tolist()
+        counts = [min(count, limit) for count, limit in zip(counts, most)]
+        self._warn_of_empty(share, [limit - count for count, limit in zip(counts, most)])
+        while missing := min(num, sum(most)) - sum(counts):
+            more = self._apportioned(self._open(share, most, counts), missing, here, None, rng)
             counts = [min(count + extra, limit) for count, extra, limit in zip(counts, more, most)]
         return counts, [0.0] * len(counts)
+
+    def _open(self, share: torch.Tensor, most: list[int], counts: list[int]) -> torch.Tensor:
+        """The shares of the domains that have prompts left, scaled to sum to 1; if those have none, of what is left."""
+        left = torch.tensor([limit - count for limit, count in zip(most, counts)])
+        there = torch.where(left > 0, share, 0.0)
+        return there / there.sum() if there.sum() > 0 else left.double() / left.sum().clamp(min=1)
 
     def _owed(self, share: torch.Tensor, here: Position) -> torch.Tensor:
         """What is owed, to the domains that are in the mixture now; it sums to 0 over them."""
@@ -247,14 +272,17 @@ class DomainMixtureSampler(DistributedSampler):
             self._orders[domain] = (key, np.random.Generator(np.random.Philox(seed)).permutation(len(rows)))
         return int(rows[self._orders[domain][1][place % len(rows)]])
 
-    def _warn_of_empty(self, names: list[str]) -> None:
-        if not getattr(self, "_warned", False):
-            self._warned = True
-            warnings.warn(
-                f"The domains {', '.join(names)} have no prompts left in this epoch. Their share goes to the others in "
-                "proportion. Use replacement=True to start a domain anew.",
-                stacklevel=2,
-            )
+    def _warn_of_empty(self, share: torch.Tensor, left: list[int]) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        names = [name for name, p, n in zip(self.domains, share.tolist(), left) if p > 0 and n <= 0]
+        cure = "Leave them out." if self.replacement else "Use replacement=True to start a domain anew."
+        warnings.warn(
+            f"The domains {', '.join(names)} have no prompts left in this epoch. Their share goes to the others in "
+            f"proportion. {cure}",
+            stacklevel=2,
+        )
 
     # -- state -----------------------------------------------------------------------------------------------------
 
@@ -272,6 +300,7 @@ class DomainMixtureSampler(DistributedSampler):
             if later:
                 here = later[0][0]
                 ahead = [(position.batch, list(shares)) for position, shares in later]
+        ahead += self._planned
         return {
             "epoch": here.epoch,
             "batch": here.batch,
@@ -279,12 +308,14 @@ class DomainMixtureSampler(DistributedSampler):
             "owed": dict(zip(self.domains, here.owed)),
             "ahead": [{"batch": batch, "proportions": dict(zip(self.domains, shares))} for batch, shares in ahead],
             "proportions": self.proportions,
+            "length": self._length if self._has_drawn else self._length_then,
         }
 
     def start_of_next_epoch(self) -> dict[str, Any]:
         """The state with which the epoch after this one starts."""
-        nothing = {"drawn": dict.fromkeys(self.domains, 0), "owed": dict.fromkeys(self.domains, 0.0), "ahead": []}
-        return {"epoch": self.epoch + 1, "batch": 0, "proportions": self.proportions, **nothing}
+        owed = dict(zip(self.domains, self._position.owed))
+        start = {"epoch": self.epoch + 1, "batch": 0, "drawn": dict.fromkeys(self.domains, 0), "owed": owed}
+        return start | {"ahead": [], "proportions": self.proportions, "length": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken, at the next iteration. Domains are matched by name."""
@@ -293,12 +324,13 @@ class DomainMixtureSampler(DistributedSampler):
         same = set(state["owed"]) == set(self.domains)
         owed = [state["owed"][name] if same else 0.0 for name in self.domains]
         position = Position(state["epoch"], state["batch"], drawn, owed)
-        ahead = [(each["batch"], self._matched(each["proportions"])) for each in state["ahead"]]
-        self._proportions = self._matched(state["proportions"])
-        if self._is_over(position):
-            position, ahead = Position(position.epoch + 1), []
-        self._pending = (position, ahead)
-        self._start(position, ahead)
+        ahead = [(each["batch"], list(matched(each["proportions"], self.domains).values())) for each in state["ahead"]]
+        self._proportions = list(matched(state["proportions"], self.domains).values())
+        length = state["length"] if same else None
+        if position.batch * self.batch_size >= (self._length_now() if length is None else length):
+            position, ahead, length = Position(position.epoch + 1, owed=owed), [], None
+        self._pending = (position, ahead, length)
+        self._start(*self._pending)
 
     @property
     def num_batches(self) -> int:
@@ -314,26 +346,6 @@ class DomainMixtureSampler(DistributedSampler):
         """Batches of this epoch before this one were trained on, and no state will go back to them."""
         while self._log and self._log[0][0].batch < num_batches:
             self._log.popleft()
-
-    def _is_over(self, position: Position) -> bool:
-        used_up = not self.replacement and all(
-            drawn >= len(rows) for rows, drawn, share in zip(self.rows, position.drawn, self._proportions) if share > 0
-        )
-        return used_up or position.batch * self.batch_size >= self.num_samples
-
-    def _matched(self, proportions: Mapping[str, float]) -> list[float]:
-        """Proportions of other domains as ours: those by the same name keep theirs, a new one gets its equal share."""
-        if set(proportions) == set(self.domains):
-            # To the last digit: what is drawn depends on it.
-            return [proportions[name] for name in self.domains]
-        new = [name for name in self.domains if name not in proportions]
-        fresh = 1 / len(self.domains)
-        there = [proportions.get(name, 0.0) for name in self.domains]
-        rest = 1 - fresh * len(new)
-        total = sum(there)
-        if not total > 0:
-            return [fresh] * len(self.domains)
-        return [fresh if name in new else share / total * rest for name, share in zip(self.domains, there)]
 
 
 def rows_by_domain(
@@ -353,10 +365,13 @@ def rows_by_domain(
         found, index = np.unique(labels, return_inverse=True)
         names = [str(name) for name in found]
     else:
-        places: dict[Hashable, int] = {}
-        index = np.fromiter((places.setdefault(label, len(places)) for label in labels), np.int64, len(labels))
-        names = [str(label) for label in places]
+        places: dict[str, int] = {}
+        texts = (str(label.item() if isinstance(label, torch.Tensor) else label) for label in labels)
+        index = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64, len(labels))
+        names = list(places)
     domains = sorted(names) if domains is None else [str(name) for name in domains]
+    if len(set(domains)) < len(domains):
+        raise ValueError(f"domains is {domains}, which names one twice. Name each once.")
     unknown = [name for name in names if name not in domains]
     if unknown:
         raise ValueError(

@@ -13,7 +13,7 @@ from lightning_dataflex.mount import replaced_attribute
 from lightning_dataflex.sampler import DomainMixtureSampler
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
 
 HOW_TO = (
     "Make the training loader by lightning_dataflex.mixture_dataloader(dataset, batch_size), or give a DataLoader "
@@ -36,39 +36,62 @@ class Steering:
         self.mixture, self.enforce = mixture, enforce
         self.sampler: DomainMixtureSampler | None = None
         self._saved: dict[str, Any] = {}
-        self._num_batches, self._epoch_is_over = 0, False
-        self.detach: Callable[[], None] = lambda: None
+        self._start: dict[str, Any] = {}
+        """Where the sampler of the next loader that is made goes on."""
+        self._num_batches = 0
+        self._epoch_over: int | None = None
+        self._restore: list[Callable[[], None]] = []
 
-    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def attach(self, trainer: Trainer) -> None:
         """Be there when the training loader is made, or take the one that was given to `fit`."""
+        self._epoch_over = None
         source: Any = trainer.fit_loop._data_source.instance
         if not hasattr(source, "train_dataloader"):
-            self._adopt(source)
+            self.adopt(source, trainer)
             return
         make = source.train_dataloader
 
         @functools.wraps(make)
         def train_dataloader(*args: Any, **kwargs: Any) -> Any:
             loaders = make(*args, **kwargs)
-            self._adopt(loaders)
+            self.adopt(loaders, trainer)
             return loaders
 
-        self.detach = replaced_attribute(source, "train_dataloader", train_dataloader)
+        self._restore.append(replaced_attribute(source, "train_dataloader", train_dataloader))
+
+    def detach(self) -> None:
+        """Leave the loader and what makes it as they were found."""
+        while self._restore:
+            self._restore.pop()()
+        if self.sampler is not None:
+            self.sampler.counts_epochs = False
+
+    def begin_step(self, batch_idx: int) -> None:
+        """A batch of the epoch is about to be trained on; a RuntimeError if it is not the sampler's."""
+        assert self.sampler is not None
+        if batch_idx >= self.sampler.num_batches:
+            raise RuntimeError(
+                f"Batch {batch_idx} of the epoch was not drawn by the DomainMixtureSampler, which has drawn "
+                f"{self.sampler.num_batches}: the Trainer has replaced it (overfit_batches), or goes through the "
+                "loader more than once an epoch (several loaders of unequal length). Leave that out to mix domains."
+            )
 
     def end_step(self, step_id: int, batch_idx: int, *, is_last: bool, progress: float | None) -> None:
         """The step with this batch of the epoch is over: let the mixer act, and the next batch follow it."""
         assert self.sampler is not None
         drawn_by = self.sampler.proportions_at(batch_idx)
         self.mixture.end_step(step_id, progress=progress, drawn_by=drawn_by)
-        self._num_batches, self._epoch_is_over = batch_idx + 1, is_last
+        self._num_batches = batch_idx + 1
+        self._epoch_over = self.sampler.epoch if is_last else None
         self.sampler.forget_before(self._num_batches)
         self._put_in_force()
 
-    def end_epoch(self, next_epoch: int) -> None:
-        """The next epoch is this one, whatever the Trainer says or forgets to say."""
+    def end_epoch(self) -> None:
+        """Of a loader that is made anew, the sampler begins with the next epoch."""
+        # The Trainer also ends an epoch in which nothing is left to train on, after a stop.
+        if self.sampler is not None and self._num_batches:
+            self._start = self.sampler.start_of_next_epoch()
         self._num_batches = 0
-        if self.sampler is not None:
-            self.sampler.set_epoch(next_epoch)
 
     @property
     def lag(self) -> int:
@@ -77,22 +100,30 @@ class Steering:
 
     def state_dict(self) -> dict[str, Any]:
         """The mixture and the sampler, after the last step; the same on every rank."""
-        state = {"mixture": self.mixture.state_dict(), "actuator": self.mixture.actuator.state_dict()}
+        return {"mixture": self.mixture.state_dict(), "sampler": self._sampler_state()}
+
+    def _sampler_state(self) -> dict[str, Any]:
         if self.sampler is None:
-            return state | {"sampler": {}}
-        if self._epoch_is_over:
+            return self._start
+        if self._epoch_over == self.sampler.epoch:
             # Which it may be before all that was drawn ahead was trained on.
-            return state | {"sampler": self.sampler.start_of_next_epoch()}
-        return state | {"sampler": self.sampler.state_dict(self._num_batches)}
+            return self.sampler.start_of_next_epoch()
+        return self.sampler.state_dict(self._num_batches)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave: now, or when the loader is made."""
-        self._saved = dict(state)
+        self._saved, self._start = dict(state["mixture"]), dict(state["sampler"])
         if self.sampler is not None:
-            self._restore()
+            self._go_on(self.sampler)
 
-    def _adopt(self, loaders: Any) -> None:
-        found = [(loader, sampler) for loader, sampler in _samplers(loaders)]
+    def adopt(self, loaders: Any, trainer: Trainer | None = None) -> None:
+        """Take the sampler of these training loaders for the one to steer.
+
+        Raises:
+            ValueError: They have none or several, it was made for other ranks or another batch size, or the mixture
+                cannot serve its domains.
+        """
+        found = list(_samplers(loaders))
         if len(found) != 1:
             kinds = ", ".join(sorted({type(loader).__name__ for loader in _loaders(loaders)})) or type(loaders).__name__
             raise ValueError(
@@ -103,25 +134,25 @@ class Steering:
         if loader.batch_size != sampler.batch_size:
             raise ValueError(
                 f"The DataLoader has batch_size {loader.batch_size} but its DomainMixtureSampler {sampler.batch_size}. "
-                "Give both the same."
+                "Give both the same, and no batch_sampler."
             )
+        if trainer is not None:
+            _check_ranks(sampler, trainer)
         if hasattr(loader, "load_state_dict"):
             # A loader that resumes by itself (torchdata's) would take the sampler back to where it had drawn ahead.
-            vars(loader)["load_state_dict"] = _ignored
-        self.mixture.bind(sampler.domains)
+            self._restore.append(replaced_attribute(loader, "load_state_dict", lambda state: None))
+        self.mixture.bind([name for name, rows in zip(sampler.domains, sampler.rows) if len(rows)])
         self.sampler = sampler
-        if self._saved:
-            self._restore()
-        self._put_in_force()
+        self._go_on(sampler)
 
-    def _restore(self) -> None:
-        assert self.sampler is not None
+    def _go_on(self, sampler: DomainMixtureSampler) -> None:
         saved, self._saved = self._saved, {}
-        self.mixture.load_state_dict(saved["mixture"])
-        self.mixture.actuator.load_state_dict(saved["actuator"])
-        if saved["sampler"]:
-            self.sampler.load_state_dict(saved["sampler"])
-            self._num_batches = self.sampler.num_batches
+        self.mixture.load_state_dict(saved)
+        if self._start:
+            sampler.load_state_dict(self._start)
+            self._num_batches = sampler.num_batches
+        # The Trainer's count of epochs is another one after a stop.
+        sampler.counts_epochs = True
         self._put_in_force()
 
     def _put_in_force(self) -> None:
@@ -129,8 +160,15 @@ class Steering:
             self.sampler.set_proportions(self.mixture.proportions)
 
 
-def _ignored(state: Any) -> None:
-    pass
+def _check_ranks(sampler: DomainMixtureSampler, trainer: Trainer) -> None:
+    there = trainer.distributed_sampler_kwargs or {}
+    num_replicas, rank = there.get("num_replicas", 1), there.get("rank", 0)
+    if (sampler.num_replicas, sampler.rank) != (num_replicas, rank):
+        raise ValueError(
+            f"The DomainMixtureSampler deals for rank {sampler.rank} of {sampler.num_replicas}, but this is rank "
+            f"{rank} of {num_replicas}: it was made before the processes were. Make the loader in train_dataloader, or give "
+            "num_replicas and rank."
+        )
 
 
 def _samplers(loaders: Any) -> Iterator[tuple[DataLoader, DomainMixtureSampler]]:

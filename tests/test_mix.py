@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_dataflex import DataFlexCallback, DomainMixtureSampler, Mixer, Mixture, mixture_dataloader
-from tests.mixing import BATCH, DOMAINS, ROWS, Bandit, Record, Rows, fit, mix
+from tests.mixing import BATCH, DOMAINS, ROWS, Bandit, Rows, fit, mix
 from tests.test_strategies import run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,6 +137,42 @@ def test_a_run_resumed_between_epochs_goes_on(num_workers: int, tmp_path: Path) 
     assert first.seen + second.seen == whole.seen
 
 
+class SaveFirst(Callback):
+    """Saves before the first batch of an epoch is trained on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == 15:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_saved_as_an_epoch_begins_goes_on(num_workers: int, tmp_path: Path) -> None:
+    whole, _ = fit([mix(), SaveFirst(tmp_path / "first.ckpt")], Rows(num_workers))
+    resumed, _ = fit([mix()], Rows(num_workers), ckpt_path=tmp_path / "first.ckpt")
+    assert resumed.seen == whole.seen[15:]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_that_is_made_longer_draws_every_epoch(num_workers: int, tmp_path: Path) -> None:
+    whole, _ = fit([mix()], Rows(num_workers), max_epochs=-1, max_steps=40)
+    first, _ = fit([mix(), ModelCheckpoint(tmp_path, "end", every_n_train_steps=1)], Rows(num_workers), max_steps=7)
+    second, _ = fit([mix()], Rows(num_workers), ckpt_path=tmp_path / "end.ckpt", max_epochs=-1, max_steps=40)
+    assert first.seen + second.seen == whole.seen
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stop", [7, 15])
+def test_loaders_made_anew_each_epoch_resume_too(num_workers: int, stop: int, tmp_path: Path) -> None:
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    whole, _ = fit([mix(), saver], Rows(num_workers), reload_dataloaders_every_n_epochs=1)
+    path = tmp_path / f"step={stop}.ckpt"
+    resumed, _ = fit([mix()], Rows(num_workers), ckpt_path=path, reload_dataloaders_every_n_epochs=1)
+    assert resumed.seen == whole.seen[stop:]
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_epochs_that_are_cut_short_resume_too(num_workers: int, tmp_path: Path) -> None:
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
@@ -208,6 +245,7 @@ def test_a_loader_that_is_made_anew_each_epoch_keeps_the_proportions() -> None:
             "batch_size 2 but its DomainMixtureSampler 4",
         ),
         (lambda: [Rows().train_dataloader(), Rows().train_dataloader()], "has 2"),
+        (lambda: Rows(num_replicas=2, rank=1).train_dataloader(), "deals for rank 1 of 2, but this is rank 0 of 1"),
         (lambda: mixture_dataloader([{"domain": "math", "row": i} for i in range(9)], 3), "needs at least two"),
     ],
 )
@@ -241,17 +279,19 @@ def test_it_combines_with_select_and_reweight() -> None:
     assert together.weight != apart.weight
 
 
-def test_R048_the_trainer_leaves_the_sampler_alone(tmp_path: Path) -> None:
-    loader = Rows().train_dataloader()
-    sampler = loader.sampler
-    fit([mix()], loader, max_epochs=1)
-    assert isinstance(sampler, DomainMixtureSampler)
-    assert sampler.num_batches == 15
+def test_R048_a_sampler_that_the_trainer_replaces_is_an_error_before_the_first_step() -> None:
+    module = Bandit()
+    with pytest.raises(RuntimeError, match=r"not drawn by the DomainMixtureSampler.*overfit_batches"):
+        fit([mix()], module=module, overfit_batches=6)
+    assert module.seen == []
+
+
+def test_a_mixer_that_follows_progress_is_refused_where_there_is_none() -> None:
+    with pytest.raises(ValueError, match="e2h follows the progress of the run, but the Trainer has no max_steps"):
+        fit([mix({"name": "e2h"})], max_epochs=-1)
 
 
 def test_R062_each_domain_has_its_own_key() -> None:
     _, record = fit([mix()], max_epochs=1)
-    assert {f"dataflex/prop_{name}" for name in DOMAINS} | {f"dataflex/score_{name}" for name in DOMAINS} <= set(
-        record.logged[-1]
-    )
-    assert isinstance(record, Record)
+    keys = {f"dataflex/{kind}_{name}" for name in DOMAINS for kind in ("prop", "score")}
+    assert set(record.logged[-1]) == keys | {"dataflex/n_nan", "dataflex/lag"}

@@ -183,16 +183,28 @@ def test_statistics_are_those_of_the_samples():
         assert float(stats.variance[i]) == pytest.approx(rows.var())
 
 
+def named(name: str, **params) -> dict:
+    return {"name": name, "params": params}
+
+
 def static(proportions) -> dict:
-    return {"name": "static", "params": {"proportions": proportions}}
+    return named("static", proportions=proportions)
 
 
 @pytest.mark.parametrize(
     ("block", "message"),
     [
         ({"domains": ["a"]}, "A mixture needs at least two"),
-        ({"domains": {"a": -1, "b": 1}}, r"proportions is \[-1.0, 1.0\]. Give numbers >= 0"),
+        ({"domains": {"a": -1, "b": 1}}, r"domains is \[-1.0, 1.0\]. Give numbers >= 0"),
         ({"domains": {"a": 0, "b": 0}}, "not all 0"),
+        ({"domains": {"a": "x", "b": 0}}, r"domains is \['x', 0\]"),
+        ({"domains": "ab"}, "Give a list of names"),
+        (
+            {"domains": DOMAINS, "actuator": {"name": "e2h", "params": {"order": ["a", "a", "b", "c"]}}},
+            "a domain twice",
+        ),
+        ({"domains": DOMAINS, "actuator": {"name": "e2h", "params": {"total_steps": 0}}}, "total_steps is 0"),
+        ({"domains": DOMAINS, "actuator": {"name": "doremi", "params": {"target": NAN}}}, "target is nan"),
         (
             {"domains": ["a", "b"], "actuator": {"name": "static", "params": {"proportions": {"a": 1, "x": 1}}}},
             "x unknown",
@@ -290,6 +302,32 @@ def test_a_mixer_of_the_ancestors_tutorial_runs():
     mixture.observe(batch(["a", "b"], [1.0, 0.0]))
     mixture.end_step(0)
     assert mixture.proportions["b"] == pytest.approx(1 / (1 + np.exp(-1)))
+
+
+def test_a_field_of_any_name_is_the_users_own():
+    block = {"mechanism": "mix", "actuator": "reward_gap", "scorer": "group_solve_rate", "domains": ["a", "b"]}
+    mixture = Mixture.from_config(block)
+    more = {"uid": [0, 0, 1, 1], "domain_index": torch.tensor([1, 1, 0, 0]), "domain index": torch.tensor([1, 1, 0, 0])}
+    mixture.observe(batch(["a", "a", "b", "b"], [1.0, 1.0, 0.0, 0.0]) | more)
+    mixture.end_step(0)
+    assert mixture.stats.scores() == {"a": 1.0, "b": 0.0}
+
+
+def test_rules_without_need_of_data_act_before_the_first_step():
+    mixture = Mixture.from_config({"mechanism": "mix", "domains": ["a", "b"], "actuator": static({"a": 3, "b": 1})})
+    assert mixture.proportions == {"a": 0.75, "b": 0.25}
+
+
+def test_the_memory_of_another_mixer_is_not_read():
+    saved = Mixture.from_config({"mechanism": "mix", "domains": ["a", "b"], "actuator": "exp3"})
+    loaded = Mixture.from_config({"mechanism": "mix", "domains": ["a", "b"], "actuator": "dads"})
+    with pytest.warns(UserWarning, match="The checkpoint has the memory of Exp3. DADS starts without one"):
+        loaded.load_state_dict(saved.state_dict())
+
+
+def test_dads_of_a_small_temperature_is_the_limit():
+    shares = after(mixer_of("dads", temperature=1e-3), [[0.0, 0.5, 1.0]])[-1]
+    torch.testing.assert_close(shares, torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
 
 
 class Wrong(Mixer):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lightning_dataflex import Pipeline, Scorer, Selector, build
+from lightning_dataflex import Mixture, Pipeline, Scorer, Selector, build, components
 from lightning_dataflex.functional.loss import loss_denominator
 from lightning_dataflex.functional.selection import top_fraction
 from lightning_dataflex.sync import exchanged
@@ -114,6 +114,9 @@ BUILT_IN: dict[str, tuple[Any, Any, str]] = {
     for scorer, kind, actuator in [parameter.values]
 }
 COMPONENTS = BUILT_IN | OWN
+
+
+MIXER_PARAMS = {"adarft": {"difficulty": {"logic": 1.0, "math": 2.0}}}
 
 
 def pipeline(name: str, **config: Any) -> Pipeline:
@@ -239,6 +242,44 @@ def test_with_scope_rank_each_rank_decides_alone_and_the_log_counts_all() -> Non
         means = [float(each[name]["metrics"]["weight_mean"]) for each in alone]
         assert float(ranks[0][name]["metrics"]["weight_mean"]) == pytest.approx(np.average(means, weights=totals))
         assert ranks[0][name]["metrics"] == ranks[1][name]["metrics"]
+
+
+MIXERS = {
+    f"{scorer}-{mixer}": (scorer, {"name": mixer, "params": MIXER_PARAMS.get(mixer, {})})
+    for mixer, mixer_class in components("mixer").items()
+    for scorer, scorer_class in components("scorer").items()
+    if not mixer_class.signals or scorer_class.signal in mixer_class.signals
+}
+
+
+def mixed(batches: list[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
+    """The metrics of every mixer with every scorer that it takes, after each batch."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, (scorer, mixer) in MIXERS.items():
+            block = {"mechanism": "mix", "domains": ["logic", "math"], "scorer": scorer, "actuator": mixer}
+            mixture = Mixture.from_config(block)
+            found[name] = []
+            for step, batch in enumerate(batches):
+                mixture.observe(batch, step)
+                mixture.end_step(step, progress=step / len(batches))
+                found[name].append({**mixture.metrics, **mixture.proportions})
+    return found
+
+
+@pytest.mark.parametrize("sizes", [[9, 5], [0, 14], [3, 0, 10, 1]], ids=str)
+def test_law_1_proportions_are_those_of_one_process(sizes: list[int]) -> None:
+    ends = np.cumsum([0, *sizes])
+    rows_of = [list(range(a, b)) for a, b in itertools.pairwise(ends)]
+    batches = [whole(seed) for seed in (1, 2, 3)]
+    parts = [spread(batch, rows_of, WIDE) for batch in batches]
+    ranks = processes(len(sizes)).run(mixed, [[part[rank] for part in parts] for rank in range(len(sizes))])
+    for name, alone in mixed(batches).items():
+        for rank in ranks:
+            for got, want in zip(rank[name], alone):
+                assert list(got) == list(want)
+                assert got == pytest.approx(want, abs=1e-6, nan_ok=True), name
 
 
 # -- the exchange ------------------------------------------------------------------------------------------------------

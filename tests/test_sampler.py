@@ -121,6 +121,44 @@ def test_a_domain_without_prompts_gives_its_share_away():
         assert batches(sampler)[0] == Counter(a=3, b=3)
 
 
+def test_small_proportions_come_up_beside_a_domain_without_prompts():
+    labels = ["a"] * 50 + ["b"] * 50
+    shares = {"a": 0.45, "b": 0.05, "c": 0.5}
+    sampler = DomainMixtureSampler(labels, 4, domains=["a", "b", "c"], proportions=shares, num_samples=400)
+    with pytest.warns(UserWarning, match="domains c have no prompts left.*Leave them out"):
+        assert sum(batches(sampler, labels), Counter()) == Counter(a=360, b=40)
+
+
+def test_small_proportions_come_up_in_short_epochs():
+    labels = ["a"] * 50 + ["b"] * 50
+    sampler = DomainMixtureSampler(labels, 4, proportions={"a": 0.95, "b": 0.05}, num_samples=8)
+    assert sum((sum(batches(sampler, labels), Counter()) for _ in range(100)), Counter()) == Counter(a=760, b=40)
+
+
+def test_an_epoch_is_as_long_as_announced_though_its_domains_run_out():
+    sampler = sampler_of(4, proportions=dict.fromkeys("abc", 1 / 3), replacement=False)
+    stream = iter(sampler)
+    first = [next(stream) for _ in range(4)]
+    sampler.set_proportions({"c": 1.0})
+    with pytest.warns(UserWarning, match="domains c have no prompts left"):
+        rest = list(stream)
+    assert len(first + rest) == len(set(first + rest)) == len(sampler) == 60
+
+
+def test_a_second_iteration_does_not_end_the_first_unseen():
+    sampler = sampler_of()
+    stream = iter(sampler)
+    next(stream)
+    next(iter(sampler))
+    with pytest.raises(RuntimeError, match="iterated over again while an epoch was under way"):
+        list(stream)
+
+
+def test_labels_are_their_text():
+    labels = [torch.tensor(0), np.int64(1), 1, "1", 0]
+    assert [rows.tolist() for rows in DomainMixtureSampler(labels, 1).rows] == [[0, 4], [1, 2, 3]]
+
+
 @pytest.mark.parametrize("replacement", [True, False])
 def test_R045_an_epoch_ends_with_a_proportion_of_zero(replacement):
     labels = ["a"] * 4 + ["b"] * 4
@@ -277,6 +315,9 @@ def test_states_do_not_grow():
     ("options", "message"),
     [
         ({"labels": []}, "There are no prompts"),
+        ({"domains": ["a", "a", "b", "c"]}, "names one twice"),
+        ({"num_replicas": 2}, "Give both or neither"),
+        ({"seed": -1}, "seed is -1"),
         ({"domains": ["a", "b"]}, "prompts of the domains c, which are none of a, b"),
         ({"proportions": {"a": 0.5, "b": 0.4}}, "Give numbers >= 0 that sum to 1"),
         ({"proportions": {"a": 1.5, "b": -0.5}}, "Give numbers >= 0"),

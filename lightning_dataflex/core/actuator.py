@@ -21,7 +21,7 @@ from lightning_dataflex.functional.weighting import finite_weights, mean_one
 class Actuator(ABC):
     """Base of Selector, Reweighter and Mixer.
 
-    Subclasses write `act`, which may be plain single-process code: the scores and the batch that it reads hold no
+    Subclasses write `act`, which may be plain single-process code. What a Selector or a Reweighter reads holds no
     padding and no sample without a score, and what it returns is put back in place.
     """
 
@@ -210,6 +210,10 @@ class Mixer(Actuator):
     """Of the scorers that the rule can use, their `signal`; empty for any."""
     default_scorer: ClassVar[str] = "reward_difficulty"
     """The scorer of its paper."""
+    needs_data: ClassVar[bool] = True
+    """Whether the rule has nothing to say before the first step."""
+    needs_progress: bool = False
+    """Whether the rule must be told the share of the run that is over."""
     window: int = 50
     """Steps of each domain that the scores are the mean of."""
     domains: Sequence[str] = ()
@@ -238,13 +242,26 @@ class Mixer(Actuator):
         """
         counts = dict(zip(self.domains, stats.count.tolist()))
         given = self.act(stats.scores(), None, counts=counts, stats=stats, **ctx)
-        if isinstance(given, Mapping):
-            given = [given.get(name, 0.0) for name in self.domains]
-        result = torch.as_tensor(given, dtype=torch.float64).flatten()
-        total = float(result.sum())
-        if len(result) != len(self.domains) or not (result >= 0).all() or not abs(total - 1) < 1e-5:
+        named = given if isinstance(given, Mapping) else {}
+        if named:
+            given = [named.get(name, 0.0) for name in self.domains]
+        try:
+            result = torch.as_tensor(given, dtype=torch.float64).flatten()
+        except (TypeError, ValueError, RuntimeError):
             raise ValueError(
-                f"{type(self).__name__}.act returned {result.tolist()} for {len(self.domains)} domains. "
+                f"{type(self).__name__}.act returned {given!r}. Return proportions, as an array, a list or a dict."
+            ) from None
+        # What rounding leaves below 0 is 0.
+        result = torch.where((result < 0) & (result > -1e-9), 0.0, result)
+        total = float(result.sum())
+        if (
+            set(named) - set(self.domains)
+            or len(result) != len(self.domains)
+            or not (result >= 0).all()
+            or not abs(total - 1) < 1e-5
+        ):
+            raise ValueError(
+                f"{type(self).__name__}.act returned {named or result.tolist()} for {len(self.domains)} domains. "
                 "Return a proportion >= 0 for each; they must sum to 1."
             )
         return result / total

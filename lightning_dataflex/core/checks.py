@@ -16,3 +16,15 @@ def check_range(name: str, value: float, low: float, high: float, *, open_low: b
     if not (low <= value <= high) or (open_low and value == low) or math.isnan(value):
         left, right = "(" if open_low or low == -math.inf else "[", ")" if high == math.inf else "]"
         raise ValueError(f"{name} is {value}. It must be in {left}{low}, {high}{right}.")
+
+
+def check_finite(name: str, value: float) -> None:
+    """Raise a ValueError for NaN and infinity.
+
+    Example:
+        >>> check_finite("target", float("nan"))
+        Traceback (most recent call last):
+        ValueError: target is nan. Give a number.
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"{name} is {value}. Give a number.")

@@ -173,6 +173,9 @@ def _check_values(block: Mapping[str, Any]) -> None:
     key = block.get("weights_key", "rollout_is_weights")
     if not isinstance(key, str) or not key or key in FIELDS[:-1]:
         raise ValueError(f"weights_key is {key!r}. Give the name of a field that holds nothing but weights.")
+    domains = block.get("domains")
+    if domains is not None and not isinstance(domains, (list, tuple, Mapping)):
+        raise ValueError(f"domains is {domains!r}. Give a list of names, or a mapping of names to weights.")
     if block.get("adv_estimator") is not None:
         check_estimator(block["adv_estimator"])
 

@@ -141,8 +141,7 @@ class DomainStats:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave, by name; what has no match is warned of and starts anew."""
-        warn_of_other_domains(self, state["domains"], self.domains)
+        """Take back what `state_dict` gave, by name; what has no match is dropped, or starts anew."""
         self.step = state["step"]
         for i, name in enumerate(self.domains):
             saved = state["domains"].get(name)
@@ -175,7 +174,9 @@ def warn_of_other_domains(owner: object, saved: Mapping[str, Any], domains: Sequ
         )
 
 
-def prior(domains: Sequence[str], weights: Mapping[str, float] | Sequence[float] | None) -> Tensor:
+def prior(
+    domains: Sequence[str], weights: Mapping[str, float] | Sequence[float] | None, what: str = "proportions"
+) -> Tensor:
     """Weights by domain, or in the order of the domains, as proportions (K,); equal shares without weights.
 
     Raises:
@@ -188,21 +189,26 @@ def prior(domains: Sequence[str], weights: Mapping[str, float] | Sequence[float]
     if weights is None:
         return torch.full((len(domains),), 1 / len(domains), dtype=torch.float64)
     if isinstance(weights, Mapping):
-        check_names("proportions", list(weights), domains)
+        check_names(what, list(weights), domains)
         weights = [weights[name] for name in domains]
     elif len(weights) != len(domains):
         raise ValueError(
-            f"proportions has {len(weights)} numbers for {len(domains)} domains ({', '.join(domains)}). "
+            f"{what} has {len(weights)} numbers for {len(domains)} domains ({', '.join(domains)}). "
             "Give one for each, or name them."
         )
-    values = torch.tensor(list(weights), dtype=torch.float64)
+    try:
+        values = torch.tensor([float(weight) for weight in weights], dtype=torch.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} is {list(weights)}. Give numbers >= 0 that are not all 0.") from None
     if not (values.isfinite() & (values >= 0)).all() or not values.sum() > 0:
-        raise ValueError(f"proportions is {values.tolist()}. Give numbers >= 0 that are not all 0.")
+        raise ValueError(f"{what} is {values.tolist()}. Give numbers >= 0 that are not all 0.")
     return normalised(values)
 
 
 def check_names(what: str, names: Sequence[str], domains: Sequence[str]) -> None:
     """Raise a ValueError unless the names are those of the domains."""
+    if len(set(names)) < len(names):
+        raise ValueError(f"{what} is {', '.join(map(str, names))}, which names a domain twice. Name each once.")
     unknown = [name for name in names if name not in domains]
     missing = [name for name in domains if name not in names]
     if unknown or missing:

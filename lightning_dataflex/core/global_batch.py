@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,30 +27,34 @@ def global_batch(
     local: Callable[[], RolloutBatch],
     parts: Iterable[Part],
     group: Group,
-    more: Callable[[RolloutBatch], Columns] = lambda batch: {},
-) -> tuple[RolloutBatch, slice]:
-    """The samples of all ranks, and which of them are this rank's. A collective; the batch itself on one process.
+    more: Mapping[str, Callable[[], Tensor]] = MappingProxyType({}),
+) -> tuple[RolloutBatch, slice, dict[str, Tensor]]:
+    """The samples of all ranks, which of them are this rank's, and further columns. A collective.
+
+    On one process it is the batch itself.
 
     Args:
         local: Gives this rank's batch. An error in it is raised on every rank.
         parts: What reads the global batch.
         group: The ranks that take part; None for all.
-        more: Further columns of a batch, which the batch of one process does not have.
+        more: Gives further columns of this rank's samples, under names that are no field's.
     """
     if num_ranks(group) == 1:
         batch = local()
-        return batch, slice(0, batch.num_samples)
+        return batch, slice(0, batch.num_samples), {name: column() for name, column in more.items()}
 
     def own() -> tuple[Columns, int]:
         batch = local()
-        return logged_columns(batch) | telling_columns(batch, parts) | dict(more(batch)), batch.num_samples
+        own_more = {name: column() for name, column in more.items()}
+        return logged_columns(batch) | telling_columns(batch, parts) | own_more, batch.num_samples
 
     columns, rows = exchanged(own, group)
     # A setting that a rule reads from the batch, such as a temperature, is the same on every rank.
     required = {name for part in parts for name in part.requires}
     mine = local()
     constants = {name: mine.original(name) for name in required if not is_per_sample(mine.original(name))}
-    return RolloutBatch(constants | columns), rows
+    further = {name: columns.pop(name) for name in more}
+    return RolloutBatch(constants | columns), rows, further
 
 
 def telling_columns(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any]:

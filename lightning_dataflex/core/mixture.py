@@ -15,14 +15,16 @@ from lightning_dataflex.core.domains import DomainStats, DomainSums, prior, warn
 from lightning_dataflex.core.global_batch import global_batch
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.functional.proportions import normalised
+from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.functional.proportions import matched
 from lightning_dataflex.sync import Group, exchanged
 
 
 class Mixture:
     """A scorer, a mixer, and the proportions in force; it knows no Trainer.
 
-    In every step `observe` the rollout batches, then `end_step`. Under a process group both are the same on every rank.
+    In every step `observe` the rollout batches, then `end_step`. Under a process group every rank calls both, and all
+    have the same proportions afterwards.
 
     Args:
         scorer: What scores samples.
@@ -63,7 +65,7 @@ class Mixture:
         self.scorer, self.actuator = scorer, actuator
         self.warmup_step, self.update_step = warmup_step, update_step
         self.fields, self.process_group = dict(fields or {}), process_group
-        self.weights = dict(domains) if isinstance(domains, Mapping) else None
+        self.weights = {str(k): v for k, v in domains.items()} if isinstance(domains, Mapping) else None
         self.domains: list[str] = []
         self._sums: DomainSums | None = None
         self._num_nan = 0
@@ -107,7 +109,9 @@ class Mixture:
         self.actuator.bind(domains)
         self.domains = list(domains)
         self.stats = DomainStats(self.domains, self.actuator.window)
-        self._shares = prior(self.domains, self.weights)
+        self._shares = prior(self.domains, self.weights, "domains")
+        if self.weights is None and not self.warmup_step and not self.actuator.needs_data:
+            self._act(0, None)
 
     @property
     def proportions(self) -> dict[str, float]:
@@ -122,12 +126,12 @@ class Mixture:
         if self.scorer.row_wise:
             scores, valid, domains = self._exchanged_scores(local, domain, step_id)
         else:
-            parts = (self.scorer, self.actuator)
-            world, _ = global_batch(local, parts, self.process_group, lambda _: {"domain_index": domain()})
+            own = {"domain index": domain}
+            world, _, more = global_batch(local, [self.scorer], self.process_group, own)
             scores, valid = self._scores(world, step_id)
-            domains = world["domain_index"] if "domain_index" in world else domain()
+            domains = more["domain index"]
         sums = DomainSums.of(torch.where(valid, scores, torch.nan), domains, len(self.domains))
-        self._num_nan += int((valid & scores.isnan()).sum())
+        self._num_nan += int((valid & ~scores.isfinite()).sum())
         self._sums = sums if self._sums is None else self._sums + sums
 
     @torch.no_grad()
@@ -151,8 +155,11 @@ class Mixture:
         self._sums, self._num_nan = None, 0
         done = step_id + 1 - self.warmup_step
         if done >= 0 and done % self.update_step == 0:
-            context = {"step_id": step_id + 1, "progress": progress, "proportions": self.proportions}
-            self._shares = self.actuator.proportions(self.stats, **context)
+            self._act(step_id + 1, progress)
+
+    def _act(self, step_id: int, progress: float | None) -> None:
+        context = {"step_id": step_id, "progress": progress if step_id else 0.0, "proportions": self.proportions}
+        self._shares = self.actuator.proportions(self.stats, **context)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -164,22 +171,28 @@ class Mixture:
         return dict(self._metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics and proportions, by domain; the same on every rank."""
-        return {"stats": self.stats.state_dict(), "proportions": self.proportions} if self.domains else {}
+        """The statistics, the proportions and what the mixer remembers, by domain; the same on every rank."""
+        if not self.domains:
+            return {}
+        mixer = {"name": type(self.actuator).__name__, "state": self.actuator.state_dict()}
+        return {"stats": self.stats.state_dict(), "proportions": self.proportions, "mixer": mixer}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave. Domains are matched by name; a new one gets an equal share."""
+        """Take back what `state_dict` gave. Domains are matched by name; a new one gets an equal share.
+
+        What another mixer has remembered is not read, with a warning.
+        """
         if not state:
             return
-        saved = state["proportions"]
-        warn_of_other_domains(self, saved, self.domains)
+        warn_of_other_domains(self, state["proportions"], self.domains)
         self.stats.load_state_dict(state["stats"])
-        new = [name for name in self.domains if name not in saved]
-        kept = normalised(torch.tensor([saved.get(name, 0.0) for name in self.domains], dtype=torch.float64))
-        fresh = 1 / len(self.domains)
-        self._shares = normalised(
-            torch.where(torch.tensor([name in new for name in self.domains]), fresh, kept * (1 - fresh * len(new)))
-        )
+        shares = matched(state["proportions"], self.domains)
+        self._shares = torch.tensor(list(shares.values()), dtype=torch.float64)
+        saved, name = state["mixer"], type(self.actuator).__name__
+        if saved["name"] == name:
+            self.actuator.load_state_dict(saved["state"])
+        else:
+            warn_once(self, f"The checkpoint has the memory of {saved['name']}. {name} starts without one.")
 
     def _read(self, batch: Any) -> RolloutBatch:
         if not self.domains:

@@ -122,7 +122,7 @@ class Pipeline:
             numbers, rows = self._exchanged(local, acted)
             action = acted()
         else:
-            world, rows = global_batch(local, (self.scorer, self.actuator), self.process_group)
+            world, rows, _ = global_batch(local, (self.scorer, self.actuator), self.process_group)
             _check_not_empty(world.num_samples)
             everywhere = self._action(world, step_id)
             numbers = row_numbers(world, everywhere.keep, everywhere.weights, scored(world, everywhere.scores))

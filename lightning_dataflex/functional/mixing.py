@@ -17,14 +17,14 @@ from lightning_dataflex.functional.proportions import boltzmann, floored, normal
 def reward_gap(mean_reward: Tensor, temperature: float) -> Tensor:
     """softmax((max m - m) / T): the lower a domain's reward, the more of it. A domain that cannot be solved gets most.
 
-    Source: the ancestor, DataFlex-RL; a baseline. Domains without data are taken for the best.
+    Source: the ancestor, DataFlex-RL; a baseline. A domain without data has the largest gap.
 
     Example:
         >>> reward_gap(torch.tensor([0.9, 0.5, 0.1]), 0.5)
         tensor([0.1223, 0.2721, 0.6056], dtype=torch.float64)
     """
-    means = optimistic(mean_reward)
-    return boltzmann(means.max() - means, temperature)
+    means = mean_reward.double()
+    return boltzmann(optimistic(torch.nan_to_num(means, nan=-torch.inf).max() - means), temperature)
 
 
 def upper_confidence_bound(mean: Tensor, count: Tensor, c: float = 1.0) -> Tensor:
@@ -73,7 +73,9 @@ def dads(ema: Tensor, temperature: float, eps: float, target: float = 1.0) -> Te
         tensor([0.7413, 0.2587], dtype=torch.float64)
     """
     deficit = optimistic(target - ema.double())
-    return normalised((deficit / temperature).exp() + eps)
+    # Relative to the largest, whose exponential may be no number.
+    top = deficit.max().clamp(min=0)
+    return normalised(((deficit - top) / temperature).exp() + eps * (-top / temperature).exp())
 
 
 def importance_estimate(signal: Tensor, count: Tensor, proportions: Tensor) -> Tensor:
@@ -180,7 +182,7 @@ def e2h_gaussian(progress: float, num_domains: int, exponent: float, sigma: floa
     """
     middle = progress**exponent * (num_domains - 1)
     place = torch.arange(num_domains, dtype=torch.float64)
-    return floored(normalised((-(place - middle).square() / (2 * sigma**2)).exp()), floor, "mixture")
+    return floored(torch.softmax(-(place - middle).square() / (2 * sigma**2), 0), floor, "mixture")
 
 
 def e2h_cosine(progress: float, num_domains: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -89,15 +90,35 @@ def check_method(method: str) -> None:
         raise ValueError(f"floor_by is {method!r}. Use one of {', '.join(get_args(FloorMethod))}.")
 
 
+def matched(saved: Mapping[str, float], domains: Sequence[str]) -> dict[str, float]:
+    """Proportions of other domains as those of these.
+
+    A new one gets an equal share, the others what is left, in proportion. Those of the same domains are left as they
+    are, to the last digit.
+
+    Example:
+        >>> matched({"a": 0.6, "b": 0.4}, ["b", "c"])
+        {'b': 0.5, 'c': 0.5}
+    """
+    if set(saved) == set(domains):
+        return {name: saved[name] for name in domains}
+    fresh = 1 / len(domains)
+    kept = sum(saved.get(name, 0.0) for name in domains)
+    if not kept > 0:
+        return dict.fromkeys(domains, fresh)
+    rest = 1 - fresh * sum(name not in saved for name in domains)
+    return {name: saved[name] / kept * rest if name in saved else fresh for name in domains}
+
+
 def apportioned(proportions: Tensor, num: int, turn: int = 0, owed: Tensor | None = None) -> Tensor:
     """Whole numbers (K,) int64 that sum to `num`, by largest remainder; of equal ones each turn favours another.
 
     Args:
         proportions: (K,), summing to 1.
         num: How many there are to share out.
-        turn: Counts the times.
-        owed: (K,), summing to 0: what each has got too little of so far. Given the rest of each time, the shares of
-            many times together are the proportions, where a domain with a small one would else never come up.
+        turn: Number of the call; of equal remainders another is favoured each time.
+        owed: (K,), each above -1, summing to 0: what each has got too little of so far. Given the rest of each time,
+            the shares of many times together are the proportions; a domain with a small one would else never come up.
 
     Example:
         >>> apportioned(torch.tensor([0.5, 0.3, 0.2]), 7)
@@ -112,5 +133,8 @@ def apportioned(proportions: Tensor, num: int, turn: int = 0, owed: Tensor | Non
     order = torch.arange(len(quota)).roll(-turn)
     ranked = order[torch.argsort(remainder[order], descending=True, stable=True)]
     left = num - int(whole.sum())
-    whole[ranked[:left] if left >= 0 else ranked[whole[ranked] > 0][left:]] += 1 if left >= 0 else -1
+    if left >= 0:
+        whole[ranked[:left]] += 1
+    else:
+        whole[ranked[whole[ranked] > 0][left:]] -= 1
     return whole.long()

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
-from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.domains import DomainSums
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import mixing
-from lightning_dataflex.functional.proportions import FloorMethod, normalised, optimistic
+from lightning_dataflex.functional.proportions import FloorMethod, matched, normalised, optimistic
 from lightning_dataflex.mixers.base import Floored
 
 
@@ -48,6 +48,8 @@ class DADS(Floored):
         check_range("alpha", alpha, 0, 1)
         check_range("temperature", temperature, 0, math.inf, open_low=True)
         check_range("eps", eps, 0, math.inf)
+        check_finite("target", target)
+        check_finite("eps", eps)
         self.alpha, self.temperature, self.eps, self.target = alpha, temperature, eps, target
         self.ema: dict[str, float] = {}
 
@@ -57,7 +59,7 @@ class DADS(Floored):
             self.ema[name] = self.alpha * self.ema[name] + (1 - self.alpha) * mean if name in self.ema else mean
 
     def act(self, scores: Any, batch: Any, **ctx: Any) -> Tensor:
-        ema = torch.tensor([self.ema.get(name, math.nan) for name in self.domains])
+        ema = torch.tensor([self.ema.get(name, math.nan) for name in self.domains], dtype=torch.float64)
         return self.floored(mixing.dads(ema, self.temperature, self.eps, self.target))
 
     def state_dict(self) -> dict[str, Any]:
@@ -165,14 +167,16 @@ class DoReMi(Mixer):
         check_range("eta", eta, 0, math.inf)
         check_range("c", c, 0, 1)
         check_range("window", window, 1, math.inf)
+        check_finite("target", target)
+        check_finite("eta", eta)
         self.eta, self.c, self.target, self.averaged, self.window = eta, c, target, averaged, window
         self.current: dict[str, float] = {}
         self.total: dict[str, float] = {}
 
     def act(self, scores: Any, batch: Any, **ctx: Any) -> Tensor:
         excess = optimistic(self.target - ctx["stats"].mean)
-        here = normalised(torch.tensor([self.current.get(name, 1.0) for name in self.domains]))
-        here = mixing.doremi(here, excess, self.eta, self.c)
+        before = torch.tensor(list(matched(self.current, self.domains).values()), dtype=torch.float64)
+        here = mixing.doremi(before, excess, self.eta, self.c)
         self.current = dict(zip(self.domains, here.tolist()))
         self.total = {name: self.total.get(name, 0.0) + value for name, value in self.current.items()}
         return normalised(torch.tensor(list(self.total.values()), dtype=torch.float64)) if self.averaged else here

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
-from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.domains import DomainSums, check_names
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.functional import mixing
@@ -32,6 +32,7 @@ class E2H(Mixer):
     """
 
     paper = "E2H Reasoner, arXiv:2506.06632"
+    needs_data = False
 
     def __init__(
         self,
@@ -44,6 +45,9 @@ class E2H(Mixer):
     ) -> None:
         if schedule not in ("gaussian", "cosine"):
             raise ValueError(f"schedule is {schedule!r}. Use gaussian or cosine.")
+        if total_steps is not None and total_steps < 1:
+            raise ValueError(f"total_steps is {total_steps}. Use at least 1.")
+        self.needs_progress = total_steps is None
         check_range("exponent", exponent, 0, math.inf, open_low=True)
         check_range("sigma", sigma, 0, math.inf, open_low=True)
         check_range("floor", floor or 0.0, 0, 1)
@@ -90,6 +94,7 @@ class AdaRFT(Floored):
 
     signals = ("reward",)
     paper = "AdaRFT, arXiv:2504.05520"
+    needs_data = False
 
     def __init__(
         self,
@@ -104,10 +109,14 @@ class AdaRFT(Floored):
         super().__init__(floor, floor_by, window=1)
         self.difficulty = dict(difficulty)
         levels = list(self.difficulty.values()) or [0.0]
+        for name, value in (*difficulty.items(), ("target", target or 0.0), ("eta", eta or 0.0)):
+            check_finite(name, value)
+        check_finite("alpha", alpha)
+        check_finite("beta", beta)
         self.eta = (max(levels) - min(levels)) / 2 if eta is None else eta
         self.alpha, self.beta = alpha, beta
         self.low, self.high = min(levels), max(levels)
-        self.target = self.low if target is None else target
+        self.target = self.low if target is None else min(max(target, self.low), self.high)
 
     def bind(self, domains: Sequence[str]) -> None:
         check_names("difficulty", list(self.difficulty), domains)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
-from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.domains import DomainStats, prior
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.functional import mixing
@@ -31,6 +31,8 @@ class Static(Mixer):
         >>> mixer.act({}, None)
         tensor([0.2500, 0.7500], dtype=torch.float64)
     """
+
+    needs_data = False
 
     def __init__(self, proportions: dict[str, float] | list[float] | None = None) -> None:
         self.given = proportions
@@ -100,6 +102,7 @@ class DumpUCB(Floored):
         super().__init__(floor, floor_by, window)
         check_range("temperature", temperature, 0, math.inf, open_low=True)
         check_range("c", c, 0, math.inf)
+        check_finite("c", c)
         self.temperature, self.c = temperature, c
 
     def act(self, scores: Any, batch: Any, **ctx: Any) -> Tensor:
