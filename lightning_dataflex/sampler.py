@@ -166,6 +166,9 @@ class DomainMixtureSampler(DistributedSampler):
     def __iter__(self) -> Iterator[int]:
         if self._pending is not None:
             self._start(*self._pending)
+        elif self.counts_epochs and not self._in_use:
+            # What a data loader has drawn ahead, and was thrown away, is drawn again.
+            self._start(*self._origin)
         elif self._next_epoch is not None or self._has_drawn:
             epoch = self.epoch + 1 if self._next_epoch is None else self._next_epoch
             owed = self._position.owed if epoch == self.epoch + 1 else []
@@ -188,7 +191,8 @@ class DomainMixtureSampler(DistributedSampler):
         self._position = Position(
             position.epoch, position.batch, position.drawn or [0] * num, position.owed or [0.0] * num
         )
-        self._has_drawn = False
+        self._has_drawn = self._in_use = False
+        self._origin = (position, list(planned), length)
         self._length, self._length_then = self._length_now(), length
         # What was in force at batches that were drawn before a stop, but not trained on: they are drawn again.
         self._planned = list(planned)
@@ -341,6 +345,10 @@ class DomainMixtureSampler(DistributedSampler):
         """Those that a batch of this epoch was drawn by, as long as it is not forgotten; else those in force."""
         shares = next((shares for position, shares in self._log if position.batch == batch), self._proportions)
         return dict(zip(self.domains, shares))
+
+    def use(self) -> None:
+        """A batch of this iteration is trained on: the next iteration is of the next epoch."""
+        self._in_use = True
 
     def forget_before(self, num_batches: int) -> None:
         """Batches of this epoch before this one were trained on, and no state will go back to them."""

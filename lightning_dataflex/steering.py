@@ -75,6 +75,7 @@ class Steering:
                 f"{self.sampler.num_batches}: the Trainer has replaced it (overfit_batches), or goes through the "
                 "loader more than once an epoch (several loaders of unequal length). Leave that out to mix domains."
             )
+        self.sampler.use()
 
     def end_step(self, step_id: int, batch_idx: int, *, is_last: bool, progress: float | None) -> None:
         """The step with this batch of the epoch is over: let the mixer act, and the next batch follow it."""
@@ -166,8 +167,8 @@ def _check_ranks(sampler: DomainMixtureSampler, trainer: Trainer) -> None:
     if (sampler.num_replicas, sampler.rank) != (num_replicas, rank):
         raise ValueError(
             f"The DomainMixtureSampler deals for rank {sampler.rank} of {sampler.num_replicas}, but this is rank "
-            f"{rank} of {num_replicas}: it was made before the processes were. Make the loader in train_dataloader, or give "
-            "num_replicas and rank."
+            f"{rank} of {num_replicas}: it was made before the processes were. Make the loader in train_dataloader, or "
+            "give num_replicas and rank."
         )
 
 
