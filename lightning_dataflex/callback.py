@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from lightning_dataflex.asking import check_progress, data_parallel_group, progress, setting
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.config import (
     ComponentConfig,
@@ -167,7 +168,7 @@ class DataFlexCallback(Callback):
                     "Two callbacks have mechanism: mix, and only one can steer the sampler. Leave one out."
                 )
             self.steering.attach(trainer)
-            _check_progress(self.pipeline.actuator, trainer)
+            check_progress(self.pipeline.actuator, trainer)
         changing = [
             c.name for c in dataflex_callbacks(trainer) if getattr(c.pipeline.actuator, "changes_advantages", False)
         ]
@@ -185,13 +186,13 @@ class DataFlexCallback(Callback):
         self._mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
         self._mount.attach(pl_module)
         self.pipeline.scorer.to(pl_module.device)
-        self.pipeline.process_group = _data_parallel_group(pl_module)
+        self.pipeline.process_group = data_parallel_group(pl_module)
         if self.config.enforce and self.steering is None:
             sharded = trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
             self._windows = [StepWindow(optimizer, sharded=sharded) for optimizer in trainer.optimizers]
         comparing = [part for part in (self.pipeline.scorer, self.pipeline.actuator) if part.needs_groups]
         if comparing and self.steering is None and pl_module.automatic_optimization:
-            size = _setting(pl_module, "num_generations")
+            size = setting(pl_module, "num_generations")
             known = size if isinstance(size, int) else None
             self._whole_groups = WholeGroups(registered_name(comparing[0]), known, strict=self.config.enforce)
 
@@ -216,7 +217,7 @@ class DataFlexCallback(Callback):
 
     def check(self, pl_module: LightningModule) -> None:
         """Raise a ValueError if the scorer or the actuator does not fit the module's advantage estimator."""
-        estimator = self.config.adv_estimator or _setting(pl_module, "adv_estimator")
+        estimator = self.config.adv_estimator or setting(pl_module, "adv_estimator")
         validate_compat(self.pipeline.scorer, self.pipeline.actuator, estimator)
 
     # -- during a step ---------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ class DataFlexCallback(Callback):
                 self.num_steps,
                 batch_idx,
                 is_last=trainer.is_last_batch,
-                progress=_progress(trainer, self.num_steps + 1),
+                progress=progress(trainer, self.num_steps + 1),
             )
             batch_size, metrics = 1, self.steering.mixture.metrics | {"lag": float(self.steering.lag)}
         for key, value in metrics.items():
@@ -319,37 +320,6 @@ def dataflex_callbacks(trainer: Trainer) -> list[DataFlexCallback]:
     """Those of a Trainer, in their order."""
     every: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in every if isinstance(callback, DataFlexCallback)]
-
-
-def _check_progress(actuator: Actuator, trainer: Trainer) -> None:
-    """Raise a ValueError if a mixer needs to know how long the run is, and nobody says."""
-    endless = (trainer.max_steps or -1) < 0 and (trainer.max_epochs or -1) < 0
-    if getattr(actuator, "needs_progress", False) and endless:
-        raise ValueError(
-            f"{registered_name(actuator)} follows the progress of the run, but the Trainer has no max_steps and no "
-            "max_epochs. Give one, or total_steps to the mixer."
-        )
-
-
-def _progress(trainer: Trainer, num_steps: int) -> float | None:
-    """Share of the run that is over after so many batches; None where its length is not known."""
-    shares = [trainer.global_step / trainer.max_steps] if trainer.max_steps and trainer.max_steps > 0 else []
-    per_epoch, epochs = trainer.num_training_batches, trainer.max_epochs
-    if epochs is not None and epochs > 0 and per_epoch != float("inf"):
-        shares.append(num_steps / (epochs * per_epoch))
-    return max(shares, default=None)
-
-
-def _setting(pl_module: LightningModule, name: str) -> Any:
-    """An attribute or hyperparameter of the module; None where it has none of that name."""
-    value = getattr(pl_module, name, None)
-    return (getattr(pl_module, "hparams", None) or {}).get(name) if value is None else value
-
-
-def _data_parallel_group(pl_module: LightningModule) -> Any:
-    """The ranks that hold different samples; None for all. Tensor-parallel ranks hold the same."""
-    mesh = getattr(pl_module, "device_mesh", None)
-    return mesh["data_parallel"].get_group() if mesh and "data_parallel" in (mesh.mesh_dim_names or ()) else None
 
 
 def _log_prefix(callback: DataFlexCallback, several: list[DataFlexCallback]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_dataflex.sampler import DomainMixtureSampler, Draw
+from lightning_dataflex.dealing import Draw
+from lightning_dataflex.sampler import DomainMixtureSampler
 
 
 def mixture_dataloader(

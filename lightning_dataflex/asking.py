@@ -1,0 +1,42 @@
+"""What a Trainer and its module say of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_dataflex.core.actuator import Actuator
+from lightning_dataflex.core.registry import registered_name
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+def check_progress(actuator: Actuator, trainer: Trainer) -> None:
+    """Raise a ValueError if a mixer needs to know how long the run is, and nobody says."""
+    endless = (trainer.max_steps or -1) < 0 and (trainer.max_epochs or -1) < 0
+    if getattr(actuator, "needs_progress", False) and endless:
+        raise ValueError(
+            f"{registered_name(actuator)} follows the progress of the run, but the Trainer has no max_steps and no "
+            "max_epochs. Give one, or total_steps to the mixer."
+        )
+
+
+def progress(trainer: Trainer, num_steps: int) -> float | None:
+    """Share of the run that is over after so many batches; None where its length is not known."""
+    shares = [trainer.global_step / trainer.max_steps] if trainer.max_steps and trainer.max_steps > 0 else []
+    per_epoch, epochs = trainer.num_training_batches, trainer.max_epochs
+    if epochs is not None and epochs > 0 and per_epoch != float("inf"):
+        shares.append(num_steps / (epochs * per_epoch))
+    return max(shares, default=None)
+
+
+def setting(pl_module: LightningModule, name: str) -> Any:
+    """An attribute or hyperparameter of the module; None where it has none of that name."""
+    value = getattr(pl_module, name, None)
+    return (getattr(pl_module, "hparams", None) or {}).get(name) if value is None else value
+
+
+def data_parallel_group(pl_module: LightningModule) -> Any:
+    """The ranks that hold different samples; None for all. Tensor-parallel ranks hold the same."""
+    mesh = getattr(pl_module, "device_mesh", None)
+    return mesh["data_parallel"].get_group() if mesh and "data_parallel" in (mesh.mesh_dim_names or ()) else None
