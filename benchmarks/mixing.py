@@ -24,15 +24,16 @@ import warnings
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lightning_dataflex import Mixture, components
 from lightning_dataflex.functional.advantages import grpo_advantages
 from lightning_dataflex.functional.proportions import apportioned
 
 DOMAINS = ["mastered", "learnable", "slow", "drifting", "impossible"]
-START = np.array([0.98, 0.05, 0.05, 0.3, 0.0])
-RATE = np.array([0.0, 0.15, 0.05, 0.15, 0.0])
-DRIFT = np.array([0.0, 0.0, 0.0, 0.01, 0.0])
+START = torch.tensor([0.98, 0.05, 0.05, 0.3, 0.0], dtype=torch.float64)
+RATE = torch.tensor([0.0, 0.15, 0.05, 0.15, 0.0], dtype=torch.float64)
+DRIFT = torch.tensor([0.0, 0.0, 0.0, 0.01, 0.0], dtype=torch.float64)
 TO_LEARN = [1, 2, 3]
 PROMPTS, GROUP = 32, 8
 PARAMS = {
@@ -41,14 +42,14 @@ PARAMS = {
 }
 
 
-def learned(skill: np.ndarray, share: np.ndarray) -> np.ndarray:
-    return np.clip(skill + RATE * share * 4 * skill * (1 - skill) - DRIFT * skill, 0.0, 1.0)
+def learned(skill: Tensor, share: Tensor) -> Tensor:
+    return (skill + RATE * share * 4 * skill * (1 - skill) - DRIFT * skill).clamp(0, 1)
 
 
-def rollout(skill: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> dict:
-    domain = np.repeat(np.arange(len(DOMAINS)), counts * GROUP)
-    group = np.repeat(np.arange(counts.sum()), GROUP)
-    rewards = torch.tensor((rng.uniform(size=len(domain)) < skill[domain]).astype(np.float32))
+def rollout(skill: Tensor, counts: Tensor, rng: np.random.Generator) -> dict:
+    domain = np.repeat(np.arange(len(DOMAINS)), counts.numpy() * GROUP)
+    group = np.repeat(np.arange(PROMPTS), GROUP)
+    rewards = torch.tensor((rng.uniform(size=len(domain)) < skill.numpy()[domain]).astype(np.float32))
     uid = torch.tensor(group)
     return {
         "rm_scores": rewards,
@@ -64,28 +65,27 @@ def run(name: str, params: dict, seed: int, num_steps: int) -> tuple[float, floa
     rng = np.random.default_rng(seed)
     block = {"mechanism": "mix", "domains": DOMAINS, "actuator": {"name": name, "params": params}, "warmup_step": 5}
     mixture, skill, owed = Mixture.from_config(block), START, torch.zeros(len(DOMAINS), dtype=torch.float64)
-    total, skills = np.zeros(len(DOMAINS)), []
+    total, skills = torch.zeros(len(DOMAINS)), []
     for step in range(num_steps):
         shares = torch.tensor(list(mixture.proportions.values()))
         counts = apportioned(shares, PROMPTS, step, owed)
         owed = owed + shares * PROMPTS - counts
-        mixture.observe(rollout(skill, counts.numpy(), rng), step)
+        mixture.observe(rollout(skill, counts, rng), step)
         mixture.end_step(step, progress=(step + 1) / num_steps)
-        skill = learned(skill, counts.numpy() / PROMPTS)
-        total += counts.numpy()
-        skills.append(skill.mean())
-    return total[TO_LEARN].sum() / total.sum(), skills[-1], float(np.mean(skills))
+        skill = learned(skill, counts / PROMPTS)
+        total += counts
+        skills.append(float(skill.mean()))
+    return float(total[TO_LEARN].sum() / total.sum()), skills[-1], statistics.mean(skills)
 
 
 def teacher(num_steps: int, num_ascents: int = 300) -> tuple[float, float, float]:
     """The same three numbers of the best shares, (steps, K), for the mean skill over all steps."""
-    start, rate, drift = (torch.tensor(values) for values in (START, RATE, DRIFT))
     logits = torch.zeros(num_steps, len(DOMAINS), dtype=torch.float64, requires_grad=True)
     ascent = torch.optim.Adam([logits], lr=0.3)
     for _ in range(num_ascents):
-        skill, skills = start, []
+        skill, skills = START, []
         for share in logits.softmax(-1):
-            skill = (skill + rate * share * 4 * skill * (1 - skill) - drift * skill).clamp(0, 1)
+            skill = learned(skill, share)
             skills.append(skill.mean())
         ascent.zero_grad()
         (-torch.stack(skills).mean()).backward()

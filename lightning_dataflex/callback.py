@@ -110,7 +110,7 @@ class DataFlexCallback(Callback):
             label=label,
         )
         self.pipeline = (Mixture if mechanism == "mix" else Pipeline).from_config(self.config)
-        if isinstance(self.pipeline, Pipeline) and getattr(self.pipeline.actuator, "changes_advantages", False):
+        if isinstance(self.pipeline, Pipeline) and self.pipeline.actuator.changes_advantages:
             # They are to be replaced: a rank that lacks them must say so while the others listen.
             self.pipeline.requires = (*self.pipeline.requires, "advantages")
         self.steering = Steering(self.pipeline, enforce=enforce) if isinstance(self.pipeline, Mixture) else None
@@ -169,9 +169,7 @@ class DataFlexCallback(Callback):
                 )
             self.steering.attach(trainer)
             check_progress(self.pipeline.actuator, trainer)
-        changing = [
-            c.name for c in dataflex_callbacks(trainer) if getattr(c.pipeline.actuator, "changes_advantages", False)
-        ]
+        changing = [c.name for c in dataflex_callbacks(trainer) if c.pipeline.actuator.changes_advantages]
         if len(changing) > 1:
             raise ValueError(
                 f"{' and '.join(changing)} each normalise the advantages of their own kept samples, and only one can. "

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from lightning_dataflex import DataFlexCallback, Pipeline
+from tests.launch import SCRIPT, run
 from tests.test_ranks import BUILT_IN, pipeline
-from tests.test_strategies import SCRIPT, assert_trained, run
+from tests.test_strategies import assert_trained
 from tests.toy import LR, Toy, fit, gradient, kept_rows, policy, rollout
 
 pytestmark = [

@@ -17,10 +17,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_dataflex import DataFlexCallback, DomainMixtureSampler, Mixer, Mixture, mixture_dataloader
+from tests.launch import ROOT, run
 from tests.mixing import BATCH, DOMAINS, ROWS, Bandit, Rows, fit, mix
-from tests.test_strategies import run
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def shares_of(rows: list[int]) -> dict[str, float]:

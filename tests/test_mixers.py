@@ -55,6 +55,7 @@ def test_law_7_proportions_sum_to_one_and_keep_the_floor(name, steps):
         assert shares.dtype == torch.float64
         assert abs(float(shares.sum()) - 1) < 1e-12
         assert (shares >= LEAST.get(name, 0.0) - 1e-12).all()
+        # NumPy refuses what does not sum to 1 to its own tolerance (R044).
         np.random.default_rng(0).choice(3, p=shares.tolist())
 
 
@@ -148,6 +149,14 @@ def test_dads_is_an_average_of_its_rewards():
     assert mixer.ema == pytest.approx({"a": 0.3, "b": 0.8, "c": 0.7})
     with pytest.warns(UserWarning, match=r"DADS takes rewards of 0 to 1, but a domain's mean is -1"):
         mixer.observe(sums_of([-1.0, 0.5, 0.5]), torch.ones(3) / 3)
+
+
+def test_odm_explores_by_exactly_its_share():
+    shares = after(mixer_of("odm"), [[1.0, 0.0, 0.0]] * 30)
+    for turn, share in enumerate(shares, 1):
+        least = min(1 / 3, np.sqrt(np.log(3) / (3 * turn)))
+        assert share.min() >= least - 1e-12
+    assert shares[-1].argmax() == 0
 
 
 def test_R043_a_domain_of_rewards_of_zero_keeps_its_floor():

@@ -187,9 +187,12 @@ def test_a_rank_without_samples_may_be_wider_and_its_arrays_empty() -> None:
 
 
 def test_a_field_of_another_length_is_refused_on_every_rank() -> None:
-    parts = [{"response_mask": torch.ones(3, 1), "uid": ["a"] * n} for n in (2, 4)]
-    for text in processes(2).run(refusal, parts):
-        assert "uid has 2 rows but the rollout batch has 3 samples" in text or "uid has 4 rows" in text
+    # 2 and 4 rows for 3 and 3 samples: together they would fit.
+    parts = [{"response_mask": torch.ones(3, 1), "uid": ["a"] * n} for n in (2, 4, 3, 3)]
+    short, long, *others = processes(4).run(refusal, parts)
+    assert short.startswith("uid has 2 rows but the rollout batch has 3 samples")
+    assert long.startswith("uid has 4 rows but the rollout batch has 3 samples")
+    assert all(text.startswith("Rank 0 could not give its part of the global batch.") for text in others)
 
 
 def refusal(batch: dict[str, Any]) -> str:

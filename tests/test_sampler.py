@@ -42,7 +42,7 @@ def test_R047_every_batch_has_the_proportions():
 
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=3), st.integers(1, 11))
 @settings(max_examples=40, deadline=None)
-def test_counts_are_within_one_of_the_proportions(weights, batch_size):
+def test_a_batch_is_less_than_two_prompts_from_the_proportions(weights, batch_size):
     shares = dict(zip("abc", (w / sum(weights) for w in weights)))
     sampler = sampler_of(batch_size, proportions=shares)
     for counts in batches(sampler)[:-1]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,31 +10,9 @@ import pytest
 import torch
 
 from lightning_dataflex import Pipeline
+from tests.launch import SCRIPT, TORCHRUN, free_port, run
 from tests.toy import LR, gradient, kept_rows, policy
 from tests.training import batches
-
-ROOT = Path(__file__).resolve().parent.parent
-SCRIPT = [sys.executable, "tests/training.py"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-
-
-def started(command: list[str]) -> subprocess.Popen:
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-
-
-def run(*commands: list[str]) -> None:
-    """All at once; a failure or a hang of one ends the others."""
-    processes = [started(command) for command in commands]
-    try:
-        for process in processes:
-            output, _ = process.communicate(timeout=100)
-            assert process.returncode == 0, output[-4000:]
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def closed_form() -> np.ndarray:
@@ -51,12 +26,6 @@ def closed_form() -> np.ndarray:
 def _kept(batch: dict) -> np.ndarray:
     index = {uid: i for i, uid in enumerate(dict.fromkeys(batch["uid"]))}
     return kept_rows(batch | {"uid": torch.tensor([index[uid] for uid in batch["uid"]])})[:, None]
-
-
-def free_port() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return str(listener.getsockname()[1])
 
 
 def assert_trained(folder: Path, world: int, atol: float = 1e-9) -> None:

@@ -33,6 +33,8 @@ class Actuator(ABC):
     """Whether the rule compares the samples of one prompt."""
     row_wise: ClassVar[bool] = False
     """Whether what becomes of a sample depends on that sample alone, scaling aside; see `Scorer.row_wise`."""
+    changes_advantages: bool = False
+    """Whether kept samples are trained with advantages of this rule's own; see `Selector.advantages`."""
     paper: ClassVar[str] = ""
     """Where the rule was published."""
 
@@ -91,9 +93,6 @@ class Selector(Actuator):
         >>> AboveHalf().keep(torch.tensor([0.1, torch.nan, 0.9]), {})
         tensor([False, False,  True])
     """
-
-    changes_advantages: bool = False
-    """Whether kept samples are trained with advantages of this rule's own; see `advantages`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
