@@ -123,12 +123,13 @@ def checked(args: Sequence[str]) -> str:
 
 def component_table() -> str:
     """The registered components, as a table in plain text."""
-    rows = [("kind", "name", "scores or takes", "groups", "reads", "source")]
+    rows = [("kind", "name", "scores or takes", "signal", "groups", "reads", "source")]
     for kind in BASES:
         for name, cls in components(kind).items():  # type: ignore[arg-type]
             takes = getattr(cls, "granularity", None) or ", ".join(cls.granularities)  # type: ignore[attr-defined]
+            signal = getattr(cls, "signal", "") or ", ".join(getattr(cls, "signals", ()))
             groups = "needs" if cls.needs_groups else ""  # type: ignore[attr-defined]
-            rows.append((kind, name, takes, groups, ", ".join(cls.requires), cls.paper))  # type: ignore[attr-defined]
+            rows.append((kind, name, takes, signal, groups, ", ".join(cls.requires), cls.paper))  # type: ignore[attr-defined]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 

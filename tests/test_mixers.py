@@ -222,6 +222,8 @@ def static(proportions) -> dict:
         ({"actuator": {"name": "reward_gap", "params": {"floor": 0.4}}, "domains": DOMAINS}, "floor is 0.4 for 3 dom"),
         ({"actuator": {"name": "reward_gap", "params": {"flor": 0.4}}}, "Did you mean 'floor'"),
         ({"scope": "rank"}, "all ranks draw by the same proportions"),
+        ({"drop": "weight"}, "drop is 'weight', which mechanism: mix does not read"),
+        ({"actuator": {"class_path": "tests.test_mixers.Tutorial"}}, r"Name them in the block: domains: \[...\]"),
         (
             {"mechanism": "select", "scorer": "group_solve_rate", "actuator": "threshold_band", "domains": ["a"]},
             "only mech",
@@ -311,6 +313,9 @@ def test_a_mixer_of_the_ancestors_tutorial_runs():
     mixture.observe(batch(["a", "b"], [1.0, 0.0]))
     mixture.end_step(0)
     assert mixture.proportions["b"] == pytest.approx(1 / (1 + np.exp(-1)))
+    mixture = Mixture(build("scorer", "reward_difficulty"), Tutorial(["b", "a"]))
+    mixture.bind(["a", "b"])
+    assert mixture.domains == ["b", "a"]
 
 
 def test_a_field_of_any_name_is_the_users_own():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -242,9 +243,11 @@ class RLHFModule(LightningModule):
 
     def log_rates(self, rates: SolveRates, prefix: str, batch_size: int) -> None:
         rates = rates.over_ranks(self.trainer.strategy)
-        self.log(f"{prefix}solve_rate", rates.overall, prog_bar=True, batch_size=batch_size)
+        # The same on every rank; of an epoch's values Lightning wants to hear that all the same.
+        log = functools.partial(self.log, batch_size=batch_size, sync_dist=bool(prefix))
+        log(f"{prefix}solve_rate", rates.overall, prog_bar=True)
         for domain, rate in rates.per_domain.items():
-            self.log(f"{prefix}solve_rate/{domain}", rate, batch_size=batch_size)
+            log(f"{prefix}solve_rate/{domain}", rate)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         models = {"reference": self.reference, "reward_model": self.reward_model}

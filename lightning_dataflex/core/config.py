@@ -103,6 +103,12 @@ class DataFlexConfig:
                 raise ValueError(f"The dataflex block lacks {name!r}. Give mechanism, scorer and actuator.")
         if self.mechanism == "mix" and self.scope == "rank":
             raise ValueError("scope is 'rank', but all ranks draw by the same proportions. Use scope: global.")
+        if self.mechanism == "mix":
+            for name in ("drop", "on_empty", "weights_key"):
+                if getattr(self, name) != getattr(DataFlexConfig, name):
+                    raise ValueError(
+                        f"{name} is {getattr(self, name)!r}, which mechanism: mix does not read. Leave it out."
+                    )
         if self.mechanism != "mix" and self.domains is not None:
             raise ValueError(f"domains is {self.domains!r}, which only mechanism: mix reads. Leave it out.")
 
@@ -139,8 +145,17 @@ class DataFlexConfig:
 
     def _actuator(self) -> Any:
         kind, spec = ACTUATOR_KINDS[self.mechanism], self.actuator
-        if kind != "mixer" or self.domains is None:
+        if kind != "mixer":
             return component(kind, spec)
+        if self.domains is None:
+            try:
+                return component(kind, spec)
+            except ValueError as error:
+                if "needs domains" not in str(error):
+                    raise
+                raise ValueError(
+                    "The mixer needs to be made for its domains. Name them in the block: domains: [...]."
+                ) from error
         # A mixer that is to be made for its domains gets those of the block.
         return component(kind, spec, domains=[str(name) for name in self.domains])
 

@@ -106,6 +106,9 @@ class Mixture:
             raise ValueError(
                 f"The domains are {', '.join(domains) or 'none'}. A mixture needs at least two, each named once."
             )
+        if sorted(self.actuator.domains) == sorted(domains):
+            # A mixer that was made for them in another order keeps its own.
+            domains = self.actuator.domains
         self.actuator.bind(domains)
         self.domains = list(domains)
         self.stats = DomainStats(self.domains, self.actuator.window)

@@ -13,6 +13,7 @@ from lightning_dataflex.core.actuator import Mixer
 from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.domains import DomainSums, check_names
 from lightning_dataflex.core.registry import register_mixer
+from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import mixing
 from lightning_dataflex.functional.proportions import FloorMethod, check_floor, floored
 from lightning_dataflex.mixers.base import Floored
@@ -60,6 +61,11 @@ class E2H(Mixer):
         check_floor(self.least, num)
         check_names("order", self.order or domains, domains)
         super().bind(domains)
+        if self.order is None:
+            warn_once(
+                self,
+                f"e2h takes {', '.join(domains)} for the way from easy to hard. Give order to say so or otherwise.",
+            )
 
     def act(self, scores: Any, batch: Any, **ctx: Any) -> dict[str, float]:
         progress = ctx.get("progress")
