@@ -101,7 +101,15 @@ def test_with_replacement_a_domain_starts_anew_in_another_order():
     rows = list(sampler_of(5, proportions={"c": 1.0}, num_samples=30))
     rounds = [rows[:10], rows[10:20], rows[20:]]
     assert all(sorted(each) == list(range(A + B, A + B + C)) for each in rounds)
-    assert rounds[0] != rounds[1] != rounds[2]
+    # By their first halves, because a batch is shuffled anyway.
+    halves = [set(each[:5]) for each in rounds]
+    assert halves[0] != halves[1] != halves[2]
+
+
+def test_the_domains_of_a_batch_are_shuffled():
+    rows = list(sampler_of(10, proportions=HALF))
+    orders = {tuple(LABELS[row] for row in rows[i : i + 10]) for i in range(0, 60, 10)}
+    assert len(orders) == 6
 
 
 def test_without_replacement_a_used_up_domains_share_goes_to_the_others_in_proportion():
