@@ -17,7 +17,7 @@ from examples.rlhf.reward_model import RewardModel, corrupted
 from examples.rlhf.tasks import split
 from examples.rlhf.tokenizer import CHARACTERS
 from lightning_dataflex import DataFlexCallback
-from tests.examples.training import Given, parameters, updated
+from tests.examples.updating import Given, parameters, updated
 
 Train = Callable[..., RLHFModule]
 
