@@ -91,7 +91,7 @@ class DomainMixtureSampler(DistributedSampler):
         self.counts_epochs = False
         """Whether `set_epoch` is ignored, because each iteration follows the one before."""
         self._next_epoch: int | None = 0
-        self._pending: tuple[Position, list[tuple[int, list[float]]], int | None] | None = None
+        self._restored = False
         self._start(Position(0))
 
     # -- proportions -----------------------------------------------------------------------------------------------
@@ -143,18 +143,13 @@ class DomainMixtureSampler(DistributedSampler):
             self._next_epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        if self._pending is not None:
-            self._start(*self._pending)
-        elif self.counts_epochs and not self._in_use:
-            # What a data loader has drawn ahead, and was thrown away, is drawn again.
+        # A data loader may ask twice, and throw away what it has drawn ahead: that is drawn again.
+        is_over = self._in_use if self.counts_epochs else self._has_drawn or self._next_epoch is not None
+        if self._restored or not is_over:
             self._start(*self._origin)
-        elif self._next_epoch is not None or self._has_drawn:
-            epoch = self.epoch + 1 if self._next_epoch is None else self._next_epoch
-            owed = self._position.owed if epoch == self.epoch + 1 else []
-            self._start(Position(epoch, owed=owed))
         else:
-            # A data loader may ask twice before it draws.
-            self._start(self._position, self._planned, self._length_then)
+            epoch = self.epoch + 1 if self._next_epoch is None else self._next_epoch
+            self._start(Position(epoch, owed=self._position.owed if epoch == self.epoch + 1 else []))
         self._next_epoch = None
         return self._indices(self._log)
 
@@ -172,7 +167,7 @@ class DomainMixtureSampler(DistributedSampler):
         )
         self._has_drawn = self._in_use = False
         self._origin = (position, list(planned), length)
-        self._length, self._length_then = self._length_now(), length
+        self._length = 0  # said at the first draw
         # What was in force at batches that were drawn before a stop, but not trained on: they are drawn again.
         self._planned = list(planned)
         self._log: deque[tuple[Position, list[float]]] = deque(maxlen=MOST_AHEAD)
@@ -185,8 +180,9 @@ class DomainMixtureSampler(DistributedSampler):
                 "To look at examples, read the dataset or make another loader."
             )
         if not self._has_drawn:
-            self._length = self._length_now() if self._length_then is None else self._length_then
-        self._has_drawn, self._pending, self._length_then = True, None, None
+            *_, announced = self._origin
+            self._length = self._length_now() if announced is None else announced
+        self._has_drawn, self._restored = True, False
         here = self._position
         size = self.batch_size * self.num_replicas
         left = self._length * self.num_replicas - here.batch * size
@@ -223,7 +219,7 @@ class DomainMixtureSampler(DistributedSampler):
             "owed": dict(zip(self.domains, here.owed)),
             "ahead": [{"batch": batch, "proportions": dict(zip(self.domains, shares))} for batch, shares in ahead],
             "proportions": self.proportions,
-            "length": self._length if self._has_drawn else self._length_then,
+            "length": self._length if self._has_drawn else self._origin[-1],
         }
 
     def start_of_next_epoch(self) -> dict[str, Any]:
@@ -244,8 +240,8 @@ class DomainMixtureSampler(DistributedSampler):
         length = state["length"] if same else None
         if position.batch * self.batch_size >= (self._length_now() if length is None else length):
             position, ahead, length = Position(position.epoch + 1, owed=owed), [], None
-        self._pending = (position, ahead, length)
-        self._start(*self._pending)
+        self._start(position, ahead, length)
+        self._restored = True
 
     @property
     def num_batches(self) -> int:
