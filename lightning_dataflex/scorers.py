@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
@@ -105,7 +106,7 @@ class GroupSolveRate(Scorer):
         return scoring.solve_rate(batch.outcomes, group, num_groups, success_threshold=self.success_threshold)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return {"rm_scores": batch.outcomes, "uid": batch.group_ids}
+        return rewards_and_groups(batch)
 
 
 @register_scorer("group_reward_variance")
@@ -133,7 +134,7 @@ class GroupRewardVariance(Scorer):
         return scoring.reward_variance(batch.outcomes, group, num_groups)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return {"rm_scores": batch.outcomes, "uid": batch.group_ids}
+        return rewards_and_groups(batch)
 
 
 @register_scorer("token_prob")

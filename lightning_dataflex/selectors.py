@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.warn import warn_once
@@ -91,7 +92,7 @@ class _WithinGroups(Selector):
         self.changes_advantages = advantages == "subset"
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return {"rm_scores": batch.outcomes, "uid": batch.group_ids}
+        return rewards_and_groups(batch)
 
     def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
         if not self.changes_advantages:

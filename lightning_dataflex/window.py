@@ -169,13 +169,13 @@ class WholeGroups:
 
     def _num_cut(self, group_ids: Tensor) -> int:
         distinct, sizes = torch.unique(group_ids, return_counts=True)
-        earlier = torch.cat(self._earlier)
+        earlier = torch.unique(torch.cat(self._earlier))
         again = torch.isin(distinct, earlier)
         if self.group_size is not None:
             return int((again & (sizes < self.group_size)).sum())
         same = bool(again.all()) and bool(torch.isin(earlier, distinct).all())
-        anew = same or all(_counts_from_0(ids) for ids in (distinct, torch.unique(earlier)))
-        return 0 if anew and len(earlier.unique()) > 1 else int(again.sum())
+        anew = same or (_counts_from_0(distinct) and _counts_from_0(earlier))
+        return 0 if anew and len(earlier) > 1 else int(again.sum())
 
 
 def _counts_from_0(ids: Tensor) -> bool:

@@ -46,7 +46,7 @@ def global_batch(
     def own() -> tuple[Columns, int]:
         batch = local()
         own_more = {name: column() for name, column in more.items()}
-        return logged_columns(batch) | telling_columns(batch, parts) | own_more, batch.num_samples
+        return rewards_and_groups(batch) | telling_columns(batch, parts) | own_more, batch.num_samples
 
     columns, rows = exchanged(own, group)
     # A setting that a rule reads from the batch, such as a temperature, is the same on every rank.
@@ -84,7 +84,7 @@ def is_per_sample(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0)
 
 
-def logged_columns(batch: RolloutBatch) -> dict[str, Tensor]:
+def rewards_and_groups(batch: RolloutBatch) -> dict[str, Tensor]:
     """The reward and the group of each sample, where the batch has them."""
     found = {}
     if "rm_scores" in batch:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.global_batch import logged_columns
+from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.scoring import no_signal
@@ -36,7 +36,7 @@ def row_numbers(batch: RolloutBatch, keep: Tensor, weights: Tensor, scored: Tens
         mean = exact.sum(-1) / tokens.clamp(min=1)
         std = (torch.where(mask, exact - mean[:, None], 0.0).square().sum(-1) / tokens.clamp(min=1)).sqrt()
     kept = (keep & mask).sum(-1) if keep.dim() == 2 else keep & (tokens > 0)
-    logged = logged_columns(batch)
+    logged = rewards_and_groups(batch)
     if "rm_scores" in logged:
         logged["rm_scores"] = logged["rm_scores"].float()
     return logged | {
