@@ -52,10 +52,6 @@ def a_batch(seed: int = 0, groups: int = 3, size: int = 4, tokens: int = 5) -> d
     }
 
 
-def taken(batch: dict, rows: list[int]) -> dict:
-    return {k: [v[i] for i in rows] if isinstance(v, list) else v[rows] for k, v in batch.items()}
-
-
 def together(*batches: dict) -> dict:
     joined = {k: torch.cat([b[k] for b in batches]) for k in batches[0] if k != "uid"}
     return joined | {"uid": [u for b in batches for u in b["uid"]]}

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from lightning_dataflex import RolloutBatch
 from lightning_dataflex.functional.loss import policy_loss
-from tests.laws import FIELDS, a_batch, over, pipeline_of, taken, together
+from tests.laws import FIELDS, a_batch, over, pipeline_of, together
+from tests.ranks import taken
 
 NAN, INF = float("nan"), float("inf")
 SEEDS = st.integers(0, 10_000)
@@ -111,7 +112,7 @@ def test_law_3_effects_multiply_in_any_order(scorer, kind, actuator, other):
     assert torch.equal(results[0]["response_mask"], results[1]["response_mask"])
 
 
-def same(got, want, rows=slice(None), ties: bool = False) -> None:
+def assert_same(got, want, rows=slice(None), ties: bool = False) -> None:
     """Two decisions agree; where scores tie, which of the equals is kept may differ but not how many."""
     torch.testing.assert_close(got.scores, want.scores[rows], equal_nan=True)
     if ties:
@@ -133,12 +134,12 @@ def test_law_4_rows_may_be_permuted_and_groups_renamed(scorer, kind, actuator, s
     whole = pipeline.decide(batch)
     order = np.random.default_rng(seed).permutation(12).tolist()
     ties = scorer in ("group_solve_rate", "group_reward_variance") and actuator == "topk_fraction"
-    same(pipeline.decide(taken(batch, order)), whole, order, ties)
+    assert_same(pipeline.decide(taken(batch, order)), whole, order, ties)
     for names in (
         [{"a": "z", "b": "", "c": "a"}[u] for u in batch["uid"]],
         torch.tensor([-ord(u) for u in batch["uid"]]),
     ):
-        same(pipeline.decide(batch | {"uid": names}), whole)
+        assert_same(pipeline.decide(batch | {"uid": names}), whole)
 
 
 @over("selector", "reweighter")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lightning_dataflex import Pipeline, RolloutBatch, build, components
 from lightning_dataflex.functional.loss import policy_loss
-from tests.laws import FIELDS, PARAMS, a_batch, over, pipeline_of, taken
+from tests.laws import FIELDS, PARAMS, a_batch, over, pipeline_of
+from tests.ranks import taken
 
 NAN, INF = float("nan"), float("inf")
 EVERYTHING = {

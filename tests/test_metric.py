@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torchmetrics import MetricCollection
 
 from lightning_dataflex import Scorer, build, components
-from tests.laws import a_batch, taken, together
-from tests.ranks import processes
+from tests.laws import a_batch, together
+from tests.ranks import processes, taken
 
 SCORERS = components("scorer")
 

@@ -172,12 +172,12 @@ def fit(module: LightningModule, callbacks: list[Any], batches: Any, **trainer: 
         "num_sanity_val_steps": 0,
     }
     fitter = Trainer(callbacks=callbacks, **(settings | trainer))
-    data = batches if isinstance(batches, LightningDataModule) else DataLoader(batches, None, collate_fn=_as_it_is)
+    data = batches if isinstance(batches, LightningDataModule) else DataLoader(batches, None, collate_fn=as_it_is)
     fitter.fit(module, data)
     return fitter
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
     return batch
 
 

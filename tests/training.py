@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from lightning_dataflex import DataFlexCallback
 from lightning_dataflex.functional.loss import loss_denominator
 from tests.ranks import spread
-from tests.toy import Toy, fit, per_token, rollout
+from tests.toy import Toy, as_it_is, fit, per_token, rollout
 
 WIDE = ("advantages", "old_log_probs", "response_mask", "rm_scores", "actions", "features")
 ROWS = {
@@ -66,11 +66,7 @@ class Parts(LightningDataModule):
             parts = [spread(batch, rows, WIDE)[rank] for batch, rows in zip(parts, ROWS[world])]
         for part in parts:
             part |= {k: v.to(self.dtype) for k, v in part.items() if k != "uid" and v.is_floating_point()}
-        return DataLoader(parts, batch_size=None, collate_fn=_as_it_is)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+        return DataLoader(parts, batch_size=None, collate_fn=as_it_is)
 
 
 class Record(Callback):

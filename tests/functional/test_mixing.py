@@ -18,12 +18,12 @@ NAN = float("nan")
 SHARES = st.lists(st.floats(0, 1), min_size=2, max_size=8).map(lambda w: normalised(torch.tensor(w)))
 
 
-def close(got, want, atol=1e-9):
+def assert_close(got, want, atol=1e-9):
     np.testing.assert_allclose(np.asarray(got, dtype=float), want, rtol=0, atol=atol)
 
 
 def test_reward_gap():
-    close(
+    assert_close(
         mixing.reward_gap(torch.tensor([0.9, 0.5, 0.1], dtype=torch.float64), 0.5),
         [0.12227071358930015, 0.27211847744896767, 0.6056108089617321],
     )
@@ -32,19 +32,19 @@ def test_reward_gap():
 def test_dump_basic():
     mean = torch.tensor([0.8, 0.4, 0.1], dtype=torch.float64)
     bound = mixing.upper_confidence_bound(mean, torch.tensor([300, 100, 50]))
-    close(bound, [1.001513663081826, 0.7478780752471716, 0.5895563153130089])
-    close(boltzmann(bound, 0.1), [0.9129037200215501, 0.07226027577694027, 0.014836004201509557])
+    assert_close(bound, [1.001513663081826, 0.7478780752471716, 0.5895563153130089])
+    assert_close(boltzmann(bound, 0.1), [0.9129037200215501, 0.07226027577694027, 0.014836004201509557])
 
 
 def test_dump_cold():
     bound = mixing.upper_confidence_bound(torch.tensor([NAN, NAN]), torch.zeros(2))
-    close(bound, [1.1774100225154747] * 2)
-    close(boltzmann(bound, 0.1), [0.5, 0.5])
+    assert_close(bound, [1.1774100225154747] * 2)
+    assert_close(boltzmann(bound, 0.1), [0.5, 0.5])
 
 
 def test_dads_paper():
     ema = torch.tensor([0.30000000000000004, 0.8500000000000001], dtype=torch.float64)
-    close(mixing.dads(ema, 0.5, 0.1), [0.7413303114335573, 0.25866968856644257])
+    assert_close(mixing.dads(ema, 0.5, 0.1), [0.7413303114335573, 0.25866968856644257])
 
 
 def test_tscl_window_slope_is_over_true_steps():
@@ -57,28 +57,28 @@ def test_tscl_window_slope_is_over_true_steps():
 
 def test_odm_eps_and_step():
     eps = [mixing.odm_exploration(3, t) for t in (1, 10, 1000)]
-    close(eps, [0.3333333333333333, 0.19136459866514058, 0.01913645986651406])
+    assert_close(eps, [0.3333333333333333, 0.19136459866514058, 0.01913645986651406])
     gain = mixing.importance_estimate(torch.tensor([0.3, NAN]), torch.tensor([1, 0]), torch.tensor([0.5, 0.5]))
-    close(gain, [0.6, 0.0], atol=1e-7)
+    assert_close(gain, [0.6, 0.0], atol=1e-7)
     estimates = torch.tensor([0.6, 0.0], dtype=torch.float64)
-    close(mixing.odm(estimates, mixing.odm_exploration(2, 10), 0.5), [0.5467253537999022, 0.45327464620009783])
+    assert_close(mixing.odm(estimates, mixing.odm_exploration(2, 10), 0.5), [0.5467253537999022, 0.45327464620009783])
 
 
 def test_doremi_step():
     p, excess = torch.full((3,), 1 / 3, dtype=torch.float64), torch.tensor([0.5, 0.0, -0.2])
-    close(mixing.doremi(p, excess, 1.0, 1e-3), [0.4517442324490618, 0.27412788377546915, 0.27412788377546915])
+    assert_close(mixing.doremi(p, excess, 1.0, 1e-3), [0.4517442324490618, 0.27412788377546915, 0.27412788377546915])
     p = torch.tensor([1e-12, 0.999999999999], dtype=torch.float64)
-    close(mixing.doremi(p, torch.zeros(2), 1.0, 1e-3), [0.000500000000999, 0.9994999999990009])
+    assert_close(mixing.doremi(p, torch.zeros(2), 1.0, 1e-3), [0.000500000000999, 0.9994999999990009])
 
 
 def test_plr():
     scores, staleness = torch.tensor([0.2, 0.9, 0.5]), torch.tensor([4.0, 0.0, 6.0])
-    close(
+    assert_close(
         mixing.rank_prioritised(scores, staleness, 0.1, 0.1),
         [0.04001522645158467, 0.8991067396230022, 0.060878033925413085],
     )
     # The published code sums to 1 - rho here.
-    close(
+    assert_close(
         mixing.rank_prioritised(scores[:2], torch.zeros(2), 1.0, 0.3),
         np.array([0.2333333333333333, 0.4666666666666666]) / 0.7,
     )
@@ -96,13 +96,13 @@ def test_plr():
     ],
 )
 def test_e2h_gaussian(t, want):
-    close(mixing.e2h_gaussian(t / 100, 3, exponent=0.5, sigma=0.5, floor=1 / 6), want)
+    assert_close(mixing.e2h_gaussian(t / 100, 3, exponent=0.5, sigma=0.5, floor=1 / 6), want)
 
 
 def test_e2h_cosine_moves_from_easy_to_hard():
-    close(mixing.e2h_cosine(0, 3), [2 / 3, 1 / 3, 0])
-    close(mixing.e2h_cosine(0.5, 3), [1 / 3] * 3)
-    close(mixing.e2h_cosine(1, 3), [0, 1 / 3, 2 / 3])
+    assert_close(mixing.e2h_cosine(0, 3), [2 / 3, 1 / 3, 0])
+    assert_close(mixing.e2h_cosine(0.5, 3), [1 / 3] * 3)
+    assert_close(mixing.e2h_cosine(1, 3), [0, 1 / 3, 2 / 3])
 
 
 def test_adarft():
@@ -119,15 +119,15 @@ def test_vcrl_p():
     groups = torch.arange(9).repeat_interleave(8)
     rewards = (torch.arange(8).repeat(9) < groups).float()
     got = reward_variance(rewards, groups, 9)[::8]
-    close(got, [0.0, 0.4375, 0.75, 0.9375, 1.0, 0.9375, 0.75, 0.4375, 0.0], atol=1e-6)
+    assert_close(got, [0.0, 0.4375, 0.75, 0.9375, 1.0, 0.9375, 0.75, 0.4375, 0.0], atol=1e-6)
 
 
 def test_floors():
     p = torch.tensor([0.98, 0.01, 0.01], dtype=torch.float64)
-    close(floored(p, 0.05, "mixture"), [0.883, 0.0585, 0.0585])
-    close(floored(p, 0.05), [0.9, 0.05, 0.05])
+    assert_close(floored(p, 0.05, "mixture"), [0.883, 0.0585, 0.0585])
+    assert_close(floored(p, 0.05), [0.9, 0.05, 0.05])
     chain = torch.tensor([0.9, 0.06, 0.04], dtype=torch.float64)
-    close(floored(chain, 0.055), [0.8859374999999999, 0.0590625, 0.055])
+    assert_close(floored(chain, 0.055), [0.8859374999999999, 0.0590625, 0.055])
     with pytest.raises(ValueError, match=r"floor is 0.4 for 3 domains, which needs 1.2.*0 to 0.333"):
         floored(p, 0.4)
 
