@@ -173,8 +173,7 @@ class WholeGroups:
         again = torch.isin(distinct, earlier)
         if self.group_size is not None:
             return int((again & (sizes < self.group_size)).sum())
-        same = bool(again.all()) and bool(torch.isin(earlier, distinct).all())
-        anew = same or (_counts_from_0(distinct) and _counts_from_0(earlier))
+        anew = torch.equal(distinct, earlier) or (_counts_from_0(distinct) and _counts_from_0(earlier))
         return 0 if anew and len(earlier) > 1 else int(again.sum())
 
 
