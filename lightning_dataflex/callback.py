@@ -11,15 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dataflex.asking import check_progress, data_parallel_group, progress, setting
 from lightning_dataflex.core.actuator import Actuator
-from lightning_dataflex.core.config import (
-    ComponentConfig,
-    DataFlexConfig,
-    Drop,
-    Mechanism,
-    OnEmpty,
-    Scope,
-    validate_compat,
-)
+from lightning_dataflex.core.building import ComponentConfig
+from lightning_dataflex.core.compat import validate_compat
+from lightning_dataflex.core.config import DataFlexConfig, Drop, Mechanism, OnEmpty, Scope
 from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.mixture import Mixture

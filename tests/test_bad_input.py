@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_dataflex import Pipeline, RolloutBatch, build, components
-from lightning_dataflex.core.config import validate_compat
+from lightning_dataflex.core.compat import validate_compat
 
 NAN = float("nan")
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from lightning_dataflex.core.actuator import Actuator, Selector
-from lightning_dataflex.core.registry import BASES, Kind, construct, lookup, nearest, registered_name
+from lightning_dataflex.core.building import ComponentConfig, component
+from lightning_dataflex.core.compat import check_estimator, validate_compat
+from lightning_dataflex.core.registry import Kind, nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS
 from lightning_dataflex.core.scorer import Scorer
 
@@ -19,39 +20,6 @@ OnEmpty = Literal["skip", "keep", "raise"]
 Scope = Literal["global", "rank"]
 
 ACTUATOR_KINDS: dict[str, Kind] = {"select": "selector", "reweight": "reweighter", "mix": "mixer"}
-
-GROUP_ESTIMATORS = frozenset(
-    [
-        "grpo",
-        "grpo_vectorized",
-        "grpo_passk",
-        "dr_grpo",
-        "gspo",
-        "rloo",
-        "rloo_vectorized",
-        "opo",
-        "gpg",
-        "gdpo",
-        "reinforce_plus_plus_baseline",
-    ]
-)
-"""Advantage estimators that compare the samples of one prompt."""
-
-OTHER_ESTIMATORS = frozenset(["gae", "reinforce", "reinforce_plus_plus", "remax"])
-"""Advantage estimators that do not."""
-
-
-@dataclass
-class ComponentConfig:
-    """A component by its registered name.
-
-    Args:
-        name: As registered; `dataflex components` lists them.
-        params: Parameters of its `__init__`.
-    """
-
-    name: str
-    params: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -193,89 +161,3 @@ def _check_values(block: Mapping[str, Any]) -> None:
         raise ValueError(f"domains is {domains!r}. Give a list of names, or a mapping of names to weights.")
     if block.get("adv_estimator") is not None:
         check_estimator(block["adv_estimator"])
-
-
-def component(kind: Kind, spec: Any, **offered: Any) -> Any:
-    """A component from a name, `{name, params}`, `{class_path, init_args}`, or itself.
-
-    Args:
-        kind: scorer, selector, reweighter or mixer.
-        spec: What to build.
-        offered: Arguments for a class that takes them and is not given them.
-
-    Example:
-        >>> component("selector", {"name": "threshold_band", "params": {"hgh": 0.8}})
-        Traceback (most recent call last):
-        ValueError: The selector 'threshold_band' has no parameter 'hgh'. Did you mean 'high'? Known: low, high, closed.
-    """
-    base = BASES[kind]
-    if isinstance(spec, str):
-        spec = {"name": spec}
-    if isinstance(spec, ComponentConfig):
-        spec = {"name": spec.name, "params": spec.params}
-    if isinstance(spec, Mapping):
-        for known, params in (("name", "params"), ("class_path", "init_args")):
-            if known in spec:
-                for key in spec:
-                    if key not in (known, params):
-                        raise ValueError(f"The {kind} has no key {key!r}. {nearest(str(key), (known, params))}")
-                cls_or_name, given = spec[known], spec.get(params) or {}
-                if not isinstance(cls_or_name, str) or not isinstance(given, Mapping):
-                    raise ValueError(f"The {kind} is {dict(spec)!r}. Give {known} as text and {params} as a mapping.")
-                cls = lookup(kind, cls_or_name) if known == "name" else _imported(cls_or_name, base)
-                return construct(cls, given, f"{kind} {cls_or_name!r}", offered)
-        raise ValueError(f"The {kind} is {dict(spec)!r}. Give {{name, params}} or {{class_path, init_args}}.")
-    if not isinstance(spec, base):
-        raise ValueError(
-            f"The {kind} is {spec!r}. Give a name, {{name, params}}, {{class_path, init_args}} or a {base.__name__}."
-        )
-    return spec
-
-
-def _imported(class_path: str, base: type) -> type:
-    module, _, name = class_path.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"class_path {class_path!r} cannot be imported: {error}. Give package.module.Class."
-        ) from error
-    if not (isinstance(cls, type) and issubclass(cls, base)):
-        raise ValueError(f"class_path {class_path!r} is no {base.__name__}. Give a class that derives from it.")
-    return cls
-
-
-def check_estimator(adv_estimator: str) -> None:
-    """Raise a ValueError for an estimator whose use of groups is not known."""
-    known = sorted(GROUP_ESTIMATORS | OTHER_ESTIMATORS)
-    if adv_estimator not in known:
-        raise ValueError(f"adv_estimator is {adv_estimator!r}. {nearest(str(adv_estimator), known)}")
-
-
-def validate_compat(scorer: Scorer, actuator: Actuator, adv_estimator: str | None = None) -> None:
-    """Raise a ValueError for parts that do not fit each other, or not the advantage estimator.
-
-    Args:
-        adv_estimator: None where it is not known; groups are then not checked.
-    """
-    if scorer.granularity not in actuator.granularities:
-        raise ValueError(
-            f"{registered_name(actuator)} takes scores of a {' or '.join(actuator.granularities)}, but "
-            f"{registered_name(scorer)} scores each {scorer.granularity}. Choose another scorer or actuator."
-        )
-    signals = getattr(actuator, "signals", ())
-    if signals and scorer.signal and scorer.signal not in signals:
-        raise ValueError(
-            f"{registered_name(actuator)} follows the {' or '.join(signals)} of a domain, but "
-            f"{registered_name(scorer)} measures the {scorer.signal}. Leave the scorer out to use "
-            f"{getattr(actuator, 'default_scorer', '')}."
-        )
-    if adv_estimator is None:
-        return
-    check_estimator(adv_estimator)
-    for part in (scorer, actuator):
-        if part.needs_groups and adv_estimator in OTHER_ESTIMATORS:
-            raise ValueError(
-                f"{registered_name(part)} compares the samples of a group, but adv_estimator {adv_estimator!r} has no "
-                f"groups. Use a group estimator ({', '.join(sorted(GROUP_ESTIMATORS))}), or a part without groups."
-            )

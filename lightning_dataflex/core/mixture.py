@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
-from lightning_dataflex.core.config import DataFlexConfig, validate_compat
+from lightning_dataflex.core.compat import validate_compat
+from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.domains import DomainStats, DomainSums, prior, warn_of_other_domains
 from lightning_dataflex.core.global_batch import global_batch
 from lightning_dataflex.core.rollout import RolloutBatch

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Actuator, Mixer, Reweighter, Selector
-from lightning_dataflex.core.config import DataFlexConfig, Scope, validate_compat
+from lightning_dataflex.core.compat import validate_compat
+from lightning_dataflex.core.config import DataFlexConfig, Scope
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.global_batch import global_batch
 from lightning_dataflex.core.registry import nearest, registered_name

@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_dataflex import DataFlexConfig, GroupSolveRate, ThresholdBand, TopKFraction, build
-from lightning_dataflex.core.config import (
-    GROUP_ESTIMATORS,
-    OTHER_ESTIMATORS,
-    ComponentConfig,
-    component,
-    validate_compat,
-)
+from lightning_dataflex.core.building import ComponentConfig, component
+from lightning_dataflex.core.compat import GROUP_ESTIMATORS, OTHER_ESTIMATORS, validate_compat
 
 BLOCK = {
     "mechanism": "select",

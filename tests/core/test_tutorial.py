@@ -9,7 +9,7 @@ import torch
 from lightning_dataflex import Pipeline, Reweighter, build
 from lightning_dataflex.core import registry
 from lightning_dataflex.core.actuator import Selector
-from lightning_dataflex.core.config import validate_compat
+from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.registry import register_scorer, register_selector
 from lightning_dataflex.core.scorer import Scorer
 

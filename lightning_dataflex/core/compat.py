@@ -1,0 +1,63 @@
+"""What fits what: a scorer, an actuator and an advantage estimator."""
+
+from __future__ import annotations
+
+from lightning_dataflex.core.actuator import Actuator
+from lightning_dataflex.core.registry import nearest, registered_name
+from lightning_dataflex.core.scorer import Scorer
+
+GROUP_ESTIMATORS = frozenset(
+    [
+        "grpo",
+        "grpo_vectorized",
+        "grpo_passk",
+        "dr_grpo",
+        "gspo",
+        "rloo",
+        "rloo_vectorized",
+        "opo",
+        "gpg",
+        "gdpo",
+        "reinforce_plus_plus_baseline",
+    ]
+)
+"""Advantage estimators that compare the samples of one prompt."""
+
+OTHER_ESTIMATORS = frozenset(["gae", "reinforce", "reinforce_plus_plus", "remax"])
+"""Advantage estimators that do not."""
+
+
+def check_estimator(adv_estimator: str) -> None:
+    """Raise a ValueError for an estimator whose use of groups is not known."""
+    known = sorted(GROUP_ESTIMATORS | OTHER_ESTIMATORS)
+    if adv_estimator not in known:
+        raise ValueError(f"adv_estimator is {adv_estimator!r}. {nearest(str(adv_estimator), known)}")
+
+
+def validate_compat(scorer: Scorer, actuator: Actuator, adv_estimator: str | None = None) -> None:
+    """Raise a ValueError for parts that do not fit each other, or not the advantage estimator.
+
+    Args:
+        adv_estimator: None where it is not known; groups are then not checked.
+    """
+    if scorer.granularity not in actuator.granularities:
+        raise ValueError(
+            f"{registered_name(actuator)} takes scores of a {' or '.join(actuator.granularities)}, but "
+            f"{registered_name(scorer)} scores each {scorer.granularity}. Choose another scorer or actuator."
+        )
+    signals = getattr(actuator, "signals", ())
+    if signals and scorer.signal and scorer.signal not in signals:
+        raise ValueError(
+            f"{registered_name(actuator)} follows the {' or '.join(signals)} of a domain, but "
+            f"{registered_name(scorer)} measures the {scorer.signal}. Leave the scorer out to use "
+            f"{getattr(actuator, 'default_scorer', '')}."
+        )
+    if adv_estimator is None:
+        return
+    check_estimator(adv_estimator)
+    for part in (scorer, actuator):
+        if part.needs_groups and adv_estimator in OTHER_ESTIMATORS:
+            raise ValueError(
+                f"{registered_name(part)} compares the samples of a group, but adv_estimator {adv_estimator!r} has no "
+                f"groups. Use a group estimator ({', '.join(sorted(GROUP_ESTIMATORS))}), or a part without groups."
+            )
