@@ -6,6 +6,7 @@ from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
+from lightning_dataflex.core.prompt_scorer import PromptScorer
 from lightning_dataflex.core.registry import (
     build,
     components,
@@ -32,6 +33,7 @@ from lightning_dataflex.mixers import (
     Static,
 )
 from lightning_dataflex.mount import DataFlexPoint
+from lightning_dataflex.prompt_scorers import GRESO, SPEED, MoPPS, PassRateBand
 from lightning_dataflex.reweighters import AdvantageReweight, DifficultyBand, PerAdvantage, Softmax
 from lightning_dataflex.sampler import DomainMixtureSampler
 from lightning_dataflex.scorers import (
@@ -41,12 +43,14 @@ from lightning_dataflex.scorers import (
     RewardDifficulty,
     TokenProb,
 )
-from lightning_dataflex.selectors import GFPO, MaxVariance, ThresholdBand, TopKFraction
+from lightning_dataflex.selectors import CPPO, GFPO, Bernoulli, MaxVariance, Nearest, ThresholdBand, TopKFraction
 
 __all__ = [
     "AdaRFT",
     "AdvantageMagnitude",
     "AdvantageReweight",
+    "Bernoulli",
+    "CPPO",
     "DADS",
     "DataFlexCallback",
     "DataFlexConfig",
@@ -59,19 +63,25 @@ __all__ = [
     "E2H",
     "Exp3",
     "GFPO",
+    "GRESO",
     "GroupRewardVariance",
     "GroupSolveRate",
     "MaxVariance",
     "Mixer",
     "Mixture",
+    "MoPPS",
+    "Nearest",
     "ODM",
     "PLR",
+    "PassRateBand",
     "PerAdvantage",
     "Pipeline",
+    "PromptScorer",
     "RewardDifficulty",
     "RewardGap",
     "Reweighter",
     "RolloutBatch",
+    "SPEED",
     "Scorer",
     "Selector",
     "Softmax",

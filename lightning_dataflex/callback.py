@@ -7,24 +7,25 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dataflex.asking import check_progress, data_parallel_group, progress, setting
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.building import ComponentConfig
 from lightning_dataflex.core.compat import validate_compat
-from lightning_dataflex.core.config import DataFlexConfig, Drop, Mechanism, OnEmpty, Scope
+from lightning_dataflex.core.config import DataFlexConfig, Drop, Mechanism, OnEmpty, RefillConfig, Scope
 from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.samples import Layout, compacted
 from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.core.summary import merged
-from lightning_dataflex.mount import Mount, mount_of
+from lightning_dataflex.deciding import Deciding
+from lightning_dataflex.flow import RolloutFlow
+from lightning_dataflex.mount import BatchMount, Mount, mount_of
 from lightning_dataflex.steering import Steering
-from lightning_dataflex.window import EmptySteps, StepWindow, WholeGroups
+from lightning_dataflex.team import Team, check_team
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -48,7 +49,14 @@ class DataFlexCallback(Callback):
         mount: Where to act: `point` (a `DataFlexPoint` in the module), the name of the module's loss,
             `on_train_batch_start` or `on_before_backward`. Default: the point if there is one, else `policy_loss`.
         drop: What becomes of samples that are not kept: `mask` deletes them from the loss, denominators and KL
-            included; `weight` gives their policy term a weight of 0 and leaves the rest.
+            included; `rows` takes them out of the batch, so that the policy is not run on them either; `weight` gives
+            their policy term a weight of 0 and leaves the rest.
+        trim: With `rows`: cut the response tokens that are valid in no kept sample.
+        shared_fields: Fields of the batch that have no entry per sample, whatever their length; for `rows` and
+            `refill`.
+        token_fields: Fields beside `input_ids`, `attention_mask` and `position_ids` whose last L columns are response
+            tokens; for `trim` and `refill`.
+        refill: `{groups, max_rounds, max_age, rollout}`: roll out fresh prompts until so many groups are kept.
         on_empty: When no sample of a step is kept: `skip` leaves the parameters as they are, `keep` trains on all
             samples, `raise` stops.
         warmup_step: Training steps before the callback acts.
@@ -75,6 +83,10 @@ class DataFlexCallback(Callback):
         domains: list[str] | dict[str, float] | None = None,
         mount: str | None = None,
         drop: Drop = "mask",
+        trim: bool = False,
+        shared_fields: list[str] | None = None,
+        token_fields: list[str] | None = None,
+        refill: RefillConfig | dict[str, Any] | None = None,
         on_empty: OnEmpty = "skip",
         warmup_step: int = 0,
         update_step: int = 1,
@@ -93,6 +105,10 @@ class DataFlexCallback(Callback):
             domains=domains,
             mount=mount,
             drop=drop,
+            trim=trim,
+            shared_fields=shared_fields,
+            token_fields=token_fields,
+            refill=refill,
             on_empty=on_empty,
             warmup_step=warmup_step,
             update_step=update_step,
@@ -108,18 +124,15 @@ class DataFlexCallback(Callback):
             # They are to be replaced: a rank that lacks them must say so while the others listen.
             self.pipeline.requires = (*self.pipeline.requires, "advantages")
         self.steering = Steering(self.pipeline, enforce=enforce) if isinstance(self.pipeline, Mixture) else None
-        if self.pipeline.scorer.timing == "pre_rollout":
-            raise ValueError(
-                f"{registered_name(self.pipeline.scorer)} scores prompts before their rollout, where nothing acts yet. "
-                "Use a scorer of another timing."
-            )
+        self.deciding = Deciding(self.pipeline, self.config, self.name) if isinstance(self.pipeline, Pipeline) else None
+        self.layout = Layout.of(shared_fields, token_fields)
         self.num_steps = 0
-        self._empty_steps = EmptySteps(on_empty if enforce else "skip")
-        self._windows: list[StepWindow] = []
-        self._whole_groups: WholeGroups | None = None
+        self.flow: RolloutFlow | None = None
+        """Of the callback that leads it: what prompts are rolled out, and how often."""
+        self._team: Team | None = None
         self._mount: Mount | None = None
         self._trainer: Trainer | None = None
-        self._decisions: list[Decision] = []
+        self._saved_flow: dict[str, Any] = {}
         self._acted = False
 
     @property
@@ -136,6 +149,8 @@ class DataFlexCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; the same on every rank."""
         state = {"num_steps": self.num_steps, "scorer": dict(self.pipeline.scorer.state_dict())}
+        if self.flow is not None:
+            state["flow"] = self.flow.state_dict()
         if self.steering is not None:
             return state | self.steering.state_dict()
         return state | {"actuator": self.pipeline.actuator.state_dict()}
@@ -144,6 +159,9 @@ class DataFlexCallback(Callback):
         """Take back what `state_dict` gave."""
         self.num_steps = state_dict["num_steps"]
         self.pipeline.scorer.load_state_dict(state_dict["scorer"], strict=False)
+        self._saved_flow = state_dict.get("flow", {})
+        if self.flow is not None and self._saved_flow:
+            self.flow.load_state_dict(self._saved_flow)
         if self.steering is not None:
             self.steering.load_state_dict(state_dict)
         else:
@@ -156,37 +174,66 @@ class DataFlexCallback(Callback):
         if stage != "fit":
             return
         self.check(pl_module)
+        every = dataflex_callbacks(trainer)
+        check_team(every)
+        self._team = Team(every)
+        if self._team.leader is self:
+            self.flow = self._team.flow()
+            if self._saved_flow:
+                self.flow.load_state_dict(self._saved_flow)
         if self.steering is not None:
-            if sum(each.steering is not None for each in dataflex_callbacks(trainer)) > 1:
-                raise ValueError(
-                    "Two callbacks have mechanism: mix, and only one can steer the sampler. Leave one out."
-                )
             self.steering.attach(trainer)
             check_progress(self.pipeline.actuator, trainer)
-        changing = [c.name for c in dataflex_callbacks(trainer) if c.pipeline.actuator.changes_advantages]
-        if len(changing) > 1:
-            raise ValueError(
-                f"{' and '.join(changing)} each normalise the advantages of their own kept samples, and only one can. "
-                "Give the others advantages: group."
-            )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, now that the module is configured and the strategy has wrapped it."""
+        assert self._team is not None
         self.check(pl_module)
         self._trainer = trainer
-        kind = mount_of(pl_module, self.config.mount)
-        self._mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
+        self._mount = self._new_mount(pl_module)
         self._mount.attach(pl_module)
+        # What a scorer of prompts remembers stays in main memory.
         self.pipeline.scorer.to(pl_module.device)
         self.pipeline.process_group = data_parallel_group(pl_module)
-        if self.config.enforce and self.steering is None:
-            sharded = trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
-            self._windows = [StepWindow(optimizer, sharded=sharded) for optimizer in trainer.optimizers]
-        comparing = [part for part in (self.pipeline.scorer, self.pipeline.actuator) if part.needs_groups]
-        if comparing and self.steering is None and pl_module.automatic_optimization:
-            size = setting(pl_module, "num_generations")
-            known = size if isinstance(size, int) else None
-            self._whole_groups = WholeGroups(registered_name(comparing[0]), known, strict=self.config.enforce)
+        if self.deciding is not None and self._decides_on_samples:
+            self.deciding.attach(trainer, pl_module)
+        if self.flow is not None:
+            self.flow.attach(trainer, pl_module, self.pipeline.process_group)
+
+    def _new_mount(self, pl_module: LightningModule) -> Mount:
+        assert self._team is not None
+        kind = self.mount_kind(pl_module)
+        mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
+        # Of several at the point the last acts last, of several around the training step the first.
+        if self is self._team.members[0 if isinstance(mount, BatchMount) else -1]:
+            mount.finish = self._finished
+        return mount
+
+    def mount_kind(self, pl_module: LightningModule) -> Any:
+        """Where the callback acts in this module; a ValueError where it cannot."""
+        kind = mount_of(pl_module, self.config.mount)
+        rows, waits = self.config.drop == "rows", self.config.refill or self.pipeline.scorer.timing == "pre_rollout"
+        at_point, at_batch = getattr(kind, "__name__", "") == "PointMount", kind is BatchMount
+        if (waits and not at_point) or (rows and not at_point and not at_batch):
+            what = (
+                "drop is 'rows'" if rows else "refill is set" if self.config.refill else f"{self.name} chooses prompts"
+            )
+            raise ValueError(
+                f"{what}, and {type(pl_module).__name__} has no DataFlexPoint. Add self.dataflex = DataFlexPoint() and "
+                "batch = self.dataflex(batch) before the policy's forward pass"
+                f"{', or use drop: mask' if rows else ''}."
+            )
+        return kind
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the place of the loader, now that it is there."""
+        if self.flow is not None:
+            self.flow.enter_loader(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """And of the one that is made anew."""
+        if self.flow is not None:
+            self.flow.enter_loader(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module as it was found."""
@@ -197,15 +244,10 @@ class DataFlexCallback(Callback):
         self._leave()
 
     def _leave(self) -> None:
-        if self._mount is not None:
-            self._mount.detach()
-        for window in self._windows:
-            window.detach()
-        if self.steering is not None:
-            self.steering.detach()
-        self._windows = []
-        self._mount = self._trainer = self._whole_groups = self.pipeline.process_group = None
-        self._decisions = []
+        for part in (self._mount, self.deciding, self.steering, self.flow):
+            if part is not None:
+                part.detach()
+        self._mount = self._trainer = self.pipeline.process_group = None
 
     def check(self, pl_module: LightningModule) -> None:
         """Raise a ValueError if the scorer or the actuator does not fit the module's advantage estimator."""
@@ -214,16 +256,33 @@ class DataFlexCallback(Callback):
 
     # -- during a step ---------------------------------------------------------------------------------------------
 
+    @property
+    def _decides_on_samples(self) -> bool:
+        """Whether there is a decision on the samples of each step, and not on prompts or domains."""
+        return self.steering is None and (
+            self.pipeline.scorer.timing != "pre_rollout" or self.config.refill is not None
+        )
+
+    def is_due(self) -> bool:
+        """Whether it is time to act on prompts, and to do more than to log it."""
+        return self.config.enforce and self.num_steps >= self.config.warmup_step
+
+    @property
+    def _waits_for_the_flow(self) -> bool:
+        """Whether the flow of rollouts asks, in place of the mount."""
+        assert self._team is not None
+        return self._team.leader is not None and (
+            self.steering is not None or self.config.refill is not None or not self._decides_on_samples
+        )
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let the mount see the batch of the dataloader."""
         assert self._mount is not None
-        for window in self._windows:
-            window.begin_batch()
-        if self._whole_groups is not None:
-            self._whole_groups.begin_batch(new_step=batch_idx % trainer.accumulate_grad_batches == 0)
+        if self.deciding is not None:
+            self.deciding.begin_batch(new_step=batch_idx % trainer.accumulate_grad_batches == 0)
         if self.steering is not None:
-            self.steering.begin_step(batch_idx)
-        self._decisions, self._acted = [], False
+            self.steering.begin_step(self._loader_batch(batch_idx))
+        self._acted = False
         self._mount.begin(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -233,63 +292,75 @@ class DataFlexCallback(Callback):
         # Under manual optimisation another loss may come first; the end of the batch is the check there.
         if pl_module.automatic_optimization:
             self._check_fired(pl_module)
-        self._check_empty_loss(loss)
+        if self.deciding is not None and not self._waits_for_the_flow:
+            self.deciding.check_loss(loss)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log what was decided. The numbers are those of the global batch: there is nothing to reduce over ranks."""
         self._check_fired(pl_module)
-        prefix = _log_prefix(self, dataflex_callbacks(trainer))
-        if self.steering is None:
-            batch_size = max(1, sum(len(decision.keep) for decision in self._decisions))
-            metrics: dict[str, Any] = merged([decision.metrics for decision in self._decisions])
-        else:
+        assert self._team is not None
+        metrics: dict[str, Any] = {}
+        batch_size = 1
+        if self.steering is not None:
             self.steering.end_step(
                 self.num_steps,
-                batch_idx,
+                self._loader_batch(batch_idx),
                 is_last=trainer.is_last_batch,
                 progress=progress(trainer, self.num_steps + 1),
             )
-            batch_size, metrics = 1, self.steering.mixture.metrics | {"lag": float(self.steering.lag)}
+            metrics = self.steering.mixture.metrics | {"lag": float(self.steering.lag)}
+        elif self.deciding is not None and self._decides_on_samples:
+            metrics, batch_size = self.deciding.metrics, max(1, self.deciding.num_samples)
+        metrics |= self._team.metrics_of(self)
+        if self.flow is not None:
+            self.flow.end_step()
+        prefix = _log_prefix(self, self._team.members)
         for key, value in metrics.items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
         self.num_steps += 1
-        self._decisions = []
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the sampler know that another epoch comes next."""
         if self.steering is not None:
             self.steering.end_epoch()
 
+    def _loader_batch(self, batch_idx: int) -> int:
+        """The number in the epoch of the last batch that the loader has given."""
+        leader = self._team.leader if self._team is not None else None
+        return batch_idx if leader is None or leader.flow is None else leader.flow.num_pulled - 1
+
     def _decide(self, batch: RolloutBatch) -> Decision | None:
         """The decision to put into a batch; None outside of training, and where none is to be enforced."""
-        trainer = self._trainer
-        if trainer is None or not trainer.training or trainer.sanity_checking:
+        if not self._is_training:
             return None
+        assert self._team is not None
         self._acted = True
+        if self._waits_for_the_flow:
+            return None
         if isinstance(self.pipeline, Mixture):
             self.pipeline.observe(batch, self.num_steps)
             return None
-        if len(dataflex_callbacks(trainer)) > 1 and not holds_originals(batch.source):
+        if len(self._team.members) > 1 and not holds_originals(batch.source):
             raise ValueError(
                 f"A {type(batch.source).__name__} has no room for what several callbacks must know of each other. "
                 "Use a dict, a TensorDict or a dataclass without slots."
             )
-        if self.num_steps < self.config.warmup_step:
-            decision = self.pipeline.keep_all(batch)
-        else:
-            keep_all = self.config.on_empty == "keep"
-            decision = self.pipeline.decide(batch, self.num_steps, keep_all_if_empty=keep_all)
-            if decision.fell_back or not decision.num_kept:
-                settings = {key: value for key, value in vars(self.pipeline.actuator).items() if key[0] != "_"}
-                self._empty_steps.report(self.num_steps, self.name, decision, settings)
-        self._decisions.append(decision)
-        for window in self._windows:
-            window.add(decision)
-        if self._whole_groups is not None and decision.group_ids is not None:
-            self._whole_groups.add(decision.group_ids)
+        assert self.deciding is not None
+        decision = self.deciding.decide(batch, self.num_steps)
         return decision if self.config.enforce else None
+
+    def _finished(self, batch: Any) -> Any:
+        """The batch without the samples that every callback was to see before they go."""
+        assert self._team is not None
+        if not self._is_training or not self._team.drops_rows:
+            return batch
+        return compacted(RolloutBatch(batch, self.pipeline.fields), self._team.layout, trim=self._team.trims)
+
+    @property
+    def _is_training(self) -> bool:
+        return self._trainer is not None and self._trainer.training and not self._trainer.sanity_checking
 
     def _check_fired(self, pl_module: LightningModule) -> None:
         if not self._acted:
@@ -297,14 +368,6 @@ class DataFlexCallback(Callback):
             raise RuntimeError(
                 f"{self.name} did not act in this training step of {type(pl_module).__name__}: "
                 f"{self._mount.why_missed}."
-            )
-
-    def _check_empty_loss(self, loss: Tensor) -> None:
-        nothing_kept_here = self._decisions and not any(bool(decision.weights.any()) for decision in self._decisions)
-        if self.config.enforce and nothing_kept_here and not loss.isfinite():
-            raise ValueError(
-                f"The loss is {loss.item()} on a batch of which no sample is kept. "
-                "Divide by the number of valid tokens clamped to at least 1: mask.sum().clamp(min=1)."
             )
 
 

@@ -14,7 +14,6 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning_dataflex.callback import DataFlexCallback, dataflex_callbacks
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.registry import BASES, components
-from lightning_dataflex.mount import mount_of
 
 if TYPE_CHECKING or find_spec("lightning"):
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -110,7 +109,7 @@ def checked(args: Sequence[str]) -> str:
     cli.before_fit()
     for callback in dataflex_callbacks(cli.trainer):
         try:
-            mount = mount_of(cli.model, callback.config.mount)
+            mount = callback.mount_kind(cli.model)
             if callback.steering is not None and cli.datamodule is not None:
                 cli.datamodule.setup("fit")
                 callback.steering.adopt(cli.datamodule.train_dataloader())

@@ -51,8 +51,12 @@ class Mount(ABC):
     why_missed: str
     """Why a decision may not have been asked for in a training step."""
 
+    finish: Callable[[Any], Any]
+    """What is done to a training batch once every callback has put its decision in."""
+
     def __init__(self, decide: Decide, fields: Mapping[str, str], drop: Drop, weights_key: str) -> None:
         self.decide, self.fields, self.drop, self.weights_key = decide, fields, drop, weights_key
+        self.finish = lambda batch: batch
         self._restore: list[Callable[[], None]] = []
 
     def attach(self, module: nn.Module) -> None:
@@ -80,7 +84,7 @@ class Mount(ABC):
 
     def _with(self, decision: Decision | None, batch: RolloutBatch) -> Any:
         updates = self._updates(batch, decision)
-        return batch.replaced(updates) if updates else batch.source
+        return self.finish(batch.replaced(updates) if updates else batch.source)
 
 
 class PointMount(Mount):
@@ -94,7 +98,7 @@ class PointMount(Mount):
             rollout = RolloutBatch.of(batch, self.fields)
             return self._with(self.decide(rollout), rollout)
 
-        self._restore = [point.register_forward_hook(hook).remove for point in _points(module)]
+        self._restore = [point.register_forward_hook(hook).remove for point in points_of(module)]
 
 
 class LossMount(Mount):
@@ -187,7 +191,7 @@ def mount_of(module: nn.Module, name: str | None) -> Callable[..., Mount]:
         ValueError: The module does not have what was asked for, or offers none.
     """
     if name is None:
-        name = "point" if _points(module) else "policy_loss"
+        name = "point" if points_of(module) else "policy_loss"
     if not isinstance(name, str):
         raise ValueError(f"mount is {name!r}. Give point, on_train_batch_start, on_before_backward or a name, as text.")
     if name == "on_train_batch_start":
@@ -196,7 +200,7 @@ def mount_of(module: nn.Module, name: str | None) -> Callable[..., Mount]:
         return GradientMount
     kind = type(module).__name__
     if name == "point":
-        if _points(module):
+        if points_of(module):
             return PointMount
         raise ValueError(
             f"mount is 'point' but {kind} has no DataFlexPoint. Write self.dataflex = DataFlexPoint() in its __init__ "
@@ -207,7 +211,7 @@ def mount_of(module: nn.Module, name: str | None) -> Callable[..., Mount]:
         return functools.partial(LossMount, name)
     instead = (
         "Leave mount out to use its DataFlexPoint, or give"
-        if _points(module)
+        if points_of(module)
         else "It has no DataFlexPoint either: add self.dataflex = DataFlexPoint(), or give as mount"
     )
     raise ValueError(
@@ -216,7 +220,8 @@ def mount_of(module: nn.Module, name: str | None) -> Callable[..., Mount]:
     )
 
 
-def _points(module: nn.Module) -> list[DataFlexPoint]:
+def points_of(module: nn.Module) -> list[DataFlexPoint]:
+    """The points of a module."""
     return [child for child in module.modules() if isinstance(child, DataFlexPoint)]
 
 

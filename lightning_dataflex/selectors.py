@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
-from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.global_batch import rewards_and_groups
+from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.functional import selection
+from lightning_dataflex.functional import selection, visits
 from lightning_dataflex.functional.advantages import grpo_advantages
+from lightning_dataflex.functional.groups import group_mean
 
 Advantages = Literal["subset", "group"]
+
+MEANS_REMEMBERED = 10_000
+"""Groups whose mean rewards say how hard a group is."""
 
 
 @register_selector("threshold_band")
@@ -72,6 +78,105 @@ class TopKFraction(Selector):
         return selection.top_fraction(scores, self.fraction, largest=self.largest)
 
 
+@register_selector("cppo")
+class CPPO(Selector):
+    """Leaves out the share of samples with the smallest scores, |advantage| in the paper, of each group or of all.
+
+    Advantages stay those of the full group. Of equal scores the later samples go first.
+
+    Args:
+        pruning_rate: In [0, 1). Of n samples int(n * pruning_rate) go.
+        within: `group` as in the paper, or `batch` as in the authors' implementation.
+
+    Example:
+        >>> import torch
+        >>> CPPO(within="batch").act(torch.tensor([1.2, 0.3, 0.7, 1.1]), {})
+        [0, 3]
+    """
+
+    granularities = ("response",)
+    paper = "CPPO, arXiv:2503.22342"
+
+    def __init__(self, pruning_rate: float = 0.5, within: Literal["group", "batch"] = "group") -> None:
+        check_range("pruning_rate", pruning_rate, 0, 1)
+        if pruning_rate == 1:
+            raise ValueError("pruning_rate is 1: nothing would be left. Give less.")
+        if within not in ("group", "batch"):
+            raise ValueError(f"within is {within!r}. Use group or batch.")
+        self.pruning_rate, self.within = pruning_rate, within
+        self.needs_groups = within == "group"
+        self.requires = ("uid",) if self.needs_groups else ()
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        group = batch.groups[0] if self.needs_groups else torch.zeros_like(scores, dtype=torch.int64)
+        return selection.pruned(scores, group, self.pruning_rate)
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"uid": batch.group_ids} if self.needs_groups else {}
+
+
+@register_selector("nearest")
+class Nearest(Selector):
+    """Keeps the prompts whose scores are nearest to a target; of equally near ones the earlier.
+
+    Args:
+        target: The score to be near to.
+        fraction: In (0, 1], of what has a score. Before a rollout it is not read: the step says how many it needs.
+
+    Example:
+        >>> import torch
+        >>> Nearest(0.5, fraction=0.5).act(torch.tensor([0.9, 0.55, 0.2, 0.48]), {})
+        [1, 3]
+    """
+
+    granularities = ("prompt", "response")
+    paper = "MoPPS, arXiv:2507.04632"
+
+    def __init__(self, target: float = 0.5, fraction: float = 0.5) -> None:
+        check_range("fraction", fraction, 0, 1, open_low=True)
+        check_finite("target", target)
+        self.target, self.fraction = target, fraction
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        num = ctx.get("num")
+        if num is None:
+            num = int(selection.share(torch.tensor(len(scores)), self.fraction))
+        return visits.nearest_to(scores, self.target, num)
+
+
+@register_selector("bernoulli")
+class Bernoulli(Selector):
+    """Keeps each prompt with the probability that is its score, all of its samples or none.
+
+    The draw follows from the seed, the step and the prompt's id alone.
+
+    Args:
+        seed: Of the draws.
+
+    Example:
+        >>> import torch
+        >>> Bernoulli().act(torch.tensor([1.0, 0.0, 1.0]), {"uid": [7, 8, 9]})
+        [0, 2]
+    """
+
+    requires = ("prompt_id",)
+    granularities = ("prompt",)
+    row_wise = True
+    paper = "GRESO, arXiv:2506.02177"
+
+    def __init__(self, seed: int = 0) -> None:
+        if seed < 0:
+            raise ValueError(f"seed is {seed}. Use 0 or a positive number.")
+        self.seed = seed
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        drawn = visits.uniform(prompt_ids(batch), self.seed, ctx.get("step_id", 0))
+        return drawn.to(scores.device) < scores
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"prompt_id": prompt_ids(batch)}
+
+
 class _WithinGroups(Selector):
     """Keeps some samples of each group, and trains them with advantages relative to each other.
 
@@ -107,9 +212,14 @@ class GFPO(_WithinGroups):
     Of equal metrics the earlier sample stays. `efficiency` is reward per token; with negative rewards it
     prefers the longest failure.
 
+    With `k_by_difficulty` k is that of the group's difficulty: its mean reward is held against the quartiles of those
+    of the last 10,000 groups, this batch's included.
+
     Args:
         k: Responses to keep of each group.
         metric: `short` or `efficiency`.
+        k_by_difficulty: k of groups that are very hard, hard, medium and easy, 8, 8, 6 and 4 (of 16) in the paper;
+            until 4 groups were seen that of very hard ones. Default: `k` for all.
         advantages: `subset` or `group`. The paper's are relative to the kept subset, with its population
             standard deviation.
 
@@ -126,9 +236,15 @@ class GFPO(_WithinGroups):
     columns = _WithinGroups.columns
 
     def __init__(
-        self, k: int = 8, metric: Literal["short", "efficiency"] = "short", advantages: Advantages = "subset"
+        self,
+        k: int = 8,
+        metric: Literal["short", "efficiency"] = "short",
+        advantages: Advantages = "subset",
+        k_by_difficulty: list[int] | None = None,
     ) -> None:
         super().__init__(advantages)
+        if k_by_difficulty is not None and (len(k_by_difficulty) != 4 or min(k_by_difficulty) < 1):
+            raise ValueError(f"k_by_difficulty is {k_by_difficulty}. Give four numbers of at least 1.")
         if k < 1:
             raise ValueError(f"k is {k}. Keep at least 1 response of each group.")
         if metric not in ("short", "efficiency"):
@@ -137,18 +253,31 @@ class GFPO(_WithinGroups):
             warn_once(
                 self, "k is 1: alone in its subset a response has advantage 0. Use advantages: group or a larger k."
             )
-        self.k, self.metric = k, metric
+        self.k, self.metric, self.k_by_difficulty = k, metric, k_by_difficulty
+        self._means = torch.empty(0, dtype=torch.float64)
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        group, _ = batch.groups
+        group, num_groups = batch.groups
         largest = int(group.bincount().max()) if len(group) else 0
-        if self.k > largest > 0:
+        if self.k_by_difficulty is None and self.k > largest > 0:
             warn_once(
                 self, f"k is {self.k} but no group has more than {largest} samples: nothing is filtered. Lower k."
             )
         length = batch.num_tokens.double()
         metric = -length if self.metric == "short" else batch.outcomes.double() / length
-        return selection.group_top_k(metric, group, self.k, valid=~batch.outcomes.isnan())
+        valid = ~batch.outcomes.isnan()
+        k: int | Tensor = self.k
+        if self.k_by_difficulty is not None:
+            means = group_mean(batch.outcomes, group, num_groups, valid).cpu()
+            self._means = torch.cat([self._means, means])[-MEANS_REMEMBERED:]
+            k = selection.k_of_difficulty(means, self._means, self.k_by_difficulty).to(group.device)[group]
+        return selection.group_top_k(metric, group, k, valid=valid)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"means": self._means}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._means = state.get("means", self._means)
 
 
 @register_selector("max_variance")

@@ -64,10 +64,10 @@ class StepWindow:
         if self._stepped:
             self._any_kept = self._any_dropped = self._stepped = False
 
-    def add(self, decision: Decision) -> None:
-        """A decision on samples that are about to be back-propagated."""
-        self._any_kept |= decision.num_kept > 0
-        self._any_dropped |= bool(decision.metrics["kept_frac"] < 1)
+    def add(self, *, any_kept: bool, any_dropped: bool) -> None:
+        """Samples are about to be back-propagated, of which some were kept, and some were dropped."""
+        self._any_kept |= any_kept
+        self._any_dropped |= any_dropped
 
     def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Protect the parameters once the gradients are what the optimiser would use.

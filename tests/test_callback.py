@@ -218,6 +218,10 @@ def test_logged_keys(tmp_path: Any) -> None:
         "ess",
         "n_nan",
         "frac_zero_std",
+        "dropped_solved",
+        "dropped_failed",
+        "dropped_rule",
+        "dropped_nan",
         "reward_all",
         "reward_kept",
     }

@@ -25,15 +25,10 @@ def at_last_token(rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 def minibatches(uid: Sequence[Any], num_minibatches: int, generator: torch.Generator) -> list[list[int]]:
-    """Rows of each minibatch: whole groups, shuffled, dealt out as evenly as they go; of no samples, no rows each."""
+    """Rows of each minibatch: whole groups, shuffled, dealt out as evenly as they go; of too few, some have no rows."""
     groups: dict[Any, list[int]] = {}
     for row, name in enumerate(uid):
         groups.setdefault(name, []).append(row)
-    if 0 < len(groups) < num_minibatches:
-        raise ValueError(
-            f"num_minibatches is {num_minibatches} but the batch has {len(groups)} prompts. "
-            "Use more prompts or fewer minibatches."
-        )
     rows = list(groups.values())
     order = torch.randperm(len(rows), generator=generator)
     return [[row for group in part.tolist() for row in rows[group]] for part in order.tensor_split(num_minibatches)]

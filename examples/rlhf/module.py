@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,14 @@ from examples.rlhf.tasks import Row
 from examples.rlhf.warmup import warm_up
 from lightning_dataflex.functional.loss import Aggregation, PolicyLoss, loss_denominator, policy_loss
 from lightning_dataflex.mount import DataFlexPoint
+
+
+@dataclass
+class TokenCounts:
+    """Response tokens of this rank so far: those that were generated, and those that the policy was trained on."""
+
+    generated: int = 0
+    trained: int = 0
 
 
 class RLHFModule(LightningModule):
@@ -100,12 +109,20 @@ class RLHFModule(LightningModule):
         self.reference: Reference | None = None
         self.reward_model: RewardModel | None = None
         self.started = False
+        self.num_calls = 0
+        self.num_tokens = TokenCounts()
         self.frozen: dict[str, dict[str, Tensor]] = {}
         self.held_out_rates: list[SolveRates] = []
 
     def on_fit_start(self) -> None:
         """Make the starting policy, and the frozen models that go with it; a checkpoint has been read by now."""
         hp, rows = self.hparams, self.trainer.datamodule.prompts.train
+        batch_size = self.trainer.datamodule.hparams.get("batch_size")
+        if batch_size is not None and batch_size < hp.num_minibatches:
+            raise ValueError(
+                f"num_minibatches is {hp.num_minibatches} but a batch has {batch_size} prompts. "
+                "Use more prompts or fewer minibatches."
+            )
         torch.set_num_threads(hp.num_threads or torch.get_num_threads())
         num_steps = (0 if hp.model_path else 300) if hp.warmup_steps is None else hp.warmup_steps
         if num_steps and not self.started:
@@ -124,24 +141,37 @@ class RLHFModule(LightningModule):
         self.policy.eval()
 
     def training_step(self, rows: list[Row], batch_idx: int) -> Tensor:
+        self.num_calls = 0
         batch = self.rollout(rows)
         self.log_rollout(batch)
-        # The data scheduler, if there is one, says here which samples count, and how much.
+        # The data scheduler, if there is one, says here which samples count, and how much; it may call for more.
         return self.update(self.dataflex(batch))
 
-    def rollout(self, rows: list[Row]) -> Batch:
-        """Responses to the prompts, and all that the loss needs to know of them."""
+    def rollout(self, rows: list[Row], num_generations: int | None = None) -> Batch:
+        """Responses to the prompts, and all that the loss needs to know of them.
+
+        Args:
+            rows: The prompts.
+            num_generations: Responses to each. Default: the hyperparameter.
+        """
         hp = self.hparams
-        batch = generated(self.policy, self.tokenizer, rows, self.sampling, self.draw_seed())
+        sampling = replace(self.sampling, num_generations=num_generations or hp.num_generations)
+        batch = generated(self.policy, self.tokenizer, rows, sampling, self.draw_seed(self.num_calls))
+        self.num_calls += 1
+        self.num_tokens.generated += int(batch["response_mask"].sum())
         batch |= described(self.policy, batch, hp.temperature, hp.micro_batch_size)
         if self.reference:
             batch["ref_log_probs"] = self.reference.log_probs(batch, hp.temperature, hp.micro_batch_size)
-        batch |= self.rewards(rows, batch)
-        return batch | advantage_fields(batch, hp.adv_estimator, hp.num_generations, gamma=hp.gamma, lam=hp.lam)
+        batch |= self.rewards([row for row in rows for _ in range(sampling.num_generations)], batch)
+        return batch | advantage_fields(batch, hp.adv_estimator, sampling.num_generations, gamma=hp.gamma, lam=hp.lam)
 
-    def rewards(self, rows: list[Row], batch: Batch) -> Batch:
-        """`solved` (N,), and `rm_scores` (N, L), the reward at the last token. Override it for another reward."""
-        samples = [row for row in rows for _ in range(self.sampling.num_generations)]
+    def rewards(self, samples: list[Row], batch: Batch) -> Batch:
+        """`solved` (N,), and `rm_scores` (N, L), the reward at the last token. Override it for another reward.
+
+        Args:
+            samples: The prompt of each response.
+            batch: The responses.
+        """
         scores = self.scores(samples, batch["responses"])
         rewards = self.reward_model.rewards(samples, batch["responses"], scores) if self.reward_model else scores
         return {"solved": (scores >= SOLVED).float(), "rm_scores": at_last_token(rewards, batch["response_mask"])}
@@ -153,6 +183,9 @@ class RLHFModule(LightningModule):
 
     def update(self, batch: Batch) -> Tensor:
         """Every optimiser step of one rollout batch. Returns the mean loss, detached."""
+        # Those that the policy is run on, whether or not they count.
+        self.num_tokens.trained += int(batch["attention_mask"][:, -batch["response_mask"].shape[1] :].sum())
+        self.log_dict(vars(self.num_tokens), batch_size=1)
         generator = torch.Generator().manual_seed(self.draw_seed())
         parts = [
             self.optimizer_step_on(sliced(batch, rows))
@@ -205,9 +238,14 @@ class RLHFModule(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.policy.parameters(), lr=self.hparams.lr, weight_decay=self.hparams.weight_decay)
 
-    def draw_seed(self) -> int:
-        """Of the draws of this step on this rank: a resumed run draws what the run without a stop would have."""
-        return random.Random(f"{self.seed}-{self.global_step}-{self.global_rank}").getrandbits(63)
+    def draw_seed(self, call: int = 0) -> int:
+        """Of the draws of this step on this rank: a resumed run draws what the run without a stop would have.
+
+        Args:
+            call: Counts the rollouts of a step.
+        """
+        place = f"{self.seed}-{self.global_step}-{self.global_rank}" + (f"-{call}" if call else "")
+        return random.Random(place).getrandbits(63)
 
     def solve_rates(self, rows: Sequence[Row]) -> SolveRates:
         """Of greedy responses to these prompts, on this rank."""
@@ -251,7 +289,9 @@ class RLHFModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         models = {"reference": self.reference, "reward_model": self.reward_model}
+        checkpoint["num_tokens"] = vars(self.num_tokens).copy()
         checkpoint["frozen"] = {name: model.state_dict() for name, model in models.items() if model is not None}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.started, self.frozen = True, checkpoint["frozen"]
+        self.num_tokens = TokenCounts(**checkpoint["num_tokens"])

@@ -25,11 +25,11 @@ class Actuator(ABC):
     padding and no sample without a score, and what it returns is put back in place.
     """
 
-    requires: ClassVar[Sequence[str]] = ()
+    requires: Sequence[str] = ()
     """Batch fields that the rule reads beside the scores."""
     granularities: ClassVar[Sequence[str]] = ("prompt", "response", "token")
     """The granularities of scores that the rule understands."""
-    needs_groups: ClassVar[bool] = False
+    needs_groups: bool = False
     """Whether the rule compares the samples of one prompt."""
     row_wise: ClassVar[bool] = False
     """Whether what becomes of a sample depends on that sample alone, scaling aside; see `Scorer.row_wise`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_dataflex.core.actuator import Actuator
+from lightning_dataflex.core.actuator import Actuator, Selector
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.scorer import Scorer
 
@@ -34,12 +34,25 @@ def check_estimator(adv_estimator: str) -> None:
         raise ValueError(f"adv_estimator is {adv_estimator!r}. {nearest(str(adv_estimator), known)}")
 
 
+def chooses_prompts(scorer: Scorer) -> bool:
+    """Whether a scorer decides which prompts are rolled out at all; one that screens looks at a few responses."""
+    return scorer.timing == "pre_rollout" and not hasattr(scorer, "num_screening")
+
+
 def validate_compat(scorer: Scorer, actuator: Actuator, adv_estimator: str | None = None) -> None:
     """Raise a ValueError for parts that do not fit each other, or not the advantage estimator.
 
     Args:
         adv_estimator: None where it is not known; groups are then not checked.
     """
+    if chooses_prompts(scorer):
+        reads = [name for name in actuator.requires if name != "prompt_id"]
+        if reads or not isinstance(actuator, Selector):
+            raise ValueError(
+                f"{registered_name(scorer)} scores prompts before their rollout, but {registered_name(actuator)} "
+                f"{'reads ' + ', '.join(reads) if reads else 'selects nothing'}. Leave the actuator out to use the "
+                "rule of its paper."
+            )
     if scorer.granularity not in actuator.granularities:
         raise ValueError(
             f"{registered_name(actuator)} takes scores of a {' or '.join(actuator.granularities)}, but "

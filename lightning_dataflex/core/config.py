@@ -9,17 +9,55 @@ from typing import Any, Literal, get_args
 
 from lightning_dataflex.core.actuator import Actuator, Selector
 from lightning_dataflex.core.building import ComponentConfig, component
-from lightning_dataflex.core.compat import check_estimator, validate_compat
+from lightning_dataflex.core.compat import check_estimator, chooses_prompts, validate_compat
 from lightning_dataflex.core.registry import Kind, nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS
 from lightning_dataflex.core.scorer import Scorer
 
 Mechanism = Literal["select", "reweight", "mix"]
-Drop = Literal["mask", "weight"]
+Drop = Literal["mask", "rows", "weight"]
 OnEmpty = Literal["skip", "keep", "raise"]
 Scope = Literal["global", "rank"]
 
 ACTUATOR_KINDS: dict[str, Kind] = {"select": "selector", "reweight": "reweighter", "mix": "mixer"}
+
+
+@dataclass
+class RefillConfig:
+    """Rollouts are repeated with fresh prompts until enough groups are kept.
+
+    Args:
+        groups: Groups that the loss gets in each step, on each rank.
+        max_rounds: Rollouts after which a step goes on with what it has.
+        max_age: Steps for which a kept group that was one too many may wait.
+        rollout: The module's method that takes prompts and returns a rollout batch.
+    """
+
+    groups: int
+    max_rounds: int = 10
+    max_age: int = 1
+    rollout: str = "rollout"
+
+    def __post_init__(self) -> None:
+        for name, least in (("groups", 1), ("max_rounds", 1), ("max_age", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"refill.{name} is {value!r}. It must be a whole number of at least {least}.")
+
+    @classmethod
+    def of(cls, block: RefillConfig | Mapping[str, Any] | None) -> RefillConfig | None:
+        """What a configuration says."""
+        if block is None or isinstance(block, cls):
+            return block
+        if not isinstance(block, Mapping):
+            raise ValueError(f"refill is {block!r}. Give a mapping, refill: {{groups: 32}}.")
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in block:
+            if name not in known:
+                raise ValueError(f"refill has no key {name!r}. {nearest(str(name), known)}")
+        if "groups" not in block:
+            raise ValueError("refill lacks 'groups'. Say how many groups the loss gets in each step on each rank.")
+        return cls(**block)
 
 
 @dataclass
@@ -35,7 +73,13 @@ class DataFlexConfig:
         mount: Where the callback acts: `point` (a `DataFlexPoint` in the module), the name of the module's loss,
             `on_train_batch_start` or `on_before_backward`. Default: the point if there is one, else `policy_loss`.
         drop: What becomes of samples that are not kept: `mask` deletes them from the loss, denominators and KL
-            included; `weight` gives their policy term a weight of 0 and leaves the rest.
+            included; `rows` takes them out of the batch, so that the policy is not run on them either; `weight` gives
+            their policy term a weight of 0 and leaves the rest.
+        trim: With `rows`: cut the response tokens that are valid in no kept sample.
+        shared_fields: With `rows`: fields of the batch that have no entry per sample, whatever their length.
+        token_fields: For `trim`: fields beside `input_ids`, `attention_mask` and `position_ids` whose last L
+            columns are response tokens.
+        refill: `{groups, max_rounds, max_age, rollout}`: roll out fresh prompts until so many groups are kept.
         on_empty: When no sample of a step is kept: `skip` leaves the parameters as they are, `keep` trains on all
             samples, `raise` stops.
         warmup_step: Training steps before the callback acts.
@@ -54,6 +98,10 @@ class DataFlexConfig:
     domains: list[str] | dict[str, float] | None = None
     mount: str | None = None
     drop: Drop = "mask"
+    trim: bool = False
+    shared_fields: list[str] | None = None
+    token_fields: list[str] | None = None
+    refill: RefillConfig | dict[str, Any] | None = None
     on_empty: OnEmpty = "skip"
     warmup_step: int = 0
     update_step: int = 1
@@ -66,19 +114,31 @@ class DataFlexConfig:
 
     def __post_init__(self) -> None:
         _check_values(vars(self))
-        for name in ("scorer", "actuator"):
-            if getattr(self, name) is None and not (name == "scorer" and self.mechanism == "mix"):
-                raise ValueError(f"The dataflex block lacks {name!r}. Give mechanism, scorer and actuator.")
+        self.refill = RefillConfig.of(self.refill)
+        if self.scorer is None and self.mechanism != "mix":
+            raise ValueError("The dataflex block lacks 'scorer'. Give mechanism, scorer and actuator.")
+        if self.refill is not None:
+            self._check_refill()
         if self.mechanism == "mix" and self.scope == "rank":
             raise ValueError("scope is 'rank', but all ranks draw by the same proportions. Use scope: global.")
         if self.mechanism == "mix":
-            for name in ("drop", "on_empty", "weights_key"):
+            for name in ("drop", "trim", "on_empty", "weights_key"):
                 if getattr(self, name) != getattr(DataFlexConfig, name):
                     raise ValueError(
                         f"{name} is {getattr(self, name)!r}, which mechanism: mix does not read. Leave it out."
                     )
         if self.mechanism != "mix" and self.domains is not None:
             raise ValueError(f"domains is {self.domains!r}, which only mechanism: mix reads. Leave it out.")
+
+    def _check_refill(self) -> None:
+        for name, wanted, why in (
+            ("mechanism", "select", "refill replaces what a selector drops"),
+            ("on_empty", "skip", "refill goes on until something is kept"),
+            ("enforce", True, "refill cannot try without doing"),
+            ("mount", self.mount if self.mount in (None, "point") else "point", "refill acts where rollouts arrive"),
+        ):
+            if getattr(self, name) != wanted:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, but {why}. Use {name}: {wanted}, or no refill.")
 
     @classmethod
     def of(cls, block: DataFlexConfig | Mapping[str, Any]) -> DataFlexConfig:
@@ -104,15 +164,48 @@ class DataFlexConfig:
 
     def components(self) -> tuple[Scorer, Actuator]:
         """The scorer and the actuator, built and checked against each other, the estimator and the mount."""
-        actuator = self._actuator()
-        scorer = component("scorer", actuator.default_scorer if self.scorer is None else self.scorer)
+        scorer = None if self.scorer is None else component("scorer", self.scorer)
+        actuator = self._actuator(scorer)
+        scorer = scorer or component("scorer", actuator.default_scorer)
+        if scorer.timing == "pre_rollout":
+            self._check_before_rollout(scorer)
         validate_compat(scorer, actuator, self.adv_estimator)
-        if self.mount == "on_before_backward" and isinstance(actuator, Selector):
-            self._check_gradient_mount(actuator)
+        if isinstance(actuator, Selector):
+            self._check_mount(actuator)
         return scorer, actuator
 
-    def _actuator(self) -> Any:
+    def _check_before_rollout(self, scorer: Scorer) -> None:
+        name = registered_name(scorer)
+        if self.mechanism != "select":
+            raise ValueError(
+                f"{name} scores prompts before their rollout, but mechanism is {self.mechanism!r}. "
+                "Use mechanism: select."
+            )
+        screens = not chooses_prompts(scorer)
+        for key in ("drop", "trim", "on_empty", "weights_key", "scope", *(() if screens else ("refill",))):
+            if getattr(self, key) != getattr(DataFlexConfig, key):
+                raise ValueError(
+                    f"{key} is {getattr(self, key)!r}, but {name} decides before there are samples. Leave it out"
+                    f"{', or give it to the block of a selector' if key in ('drop', 'trim', 'refill') else ''}."
+                )
+        if self.mount not in (None, "point"):
+            raise ValueError(
+                f"mount is {self.mount!r}, but {name} learns from what passes through a DataFlexPoint. Leave mount out."
+            )
+        if screens and self.refill is None:
+            raise ValueError(
+                f"{name} generates the rest of promising groups only, so that a step has fewer groups than prompts. "
+                "Say how many it is to train on: refill: {groups: ...}."
+            )
+
+    def _actuator(self, scorer: Any) -> Any:
         kind, spec = ACTUATOR_KINDS[self.mechanism], self.actuator
+        if spec is None:
+            # A rule on prompts brings what its paper does with its scores.
+            default = getattr(scorer, "default_selector", None)
+            if kind != "selector" or default is None:
+                raise ValueError("The dataflex block lacks 'actuator'. Give mechanism, scorer and actuator.")
+            return default()
         if kind != "mixer":
             return component(kind, spec)
         if self.domains is None:
@@ -127,7 +220,14 @@ class DataFlexConfig:
         # A mixer that is to be made for its domains gets those of the block.
         return component(kind, spec, domains=[str(name) for name in self.domains])
 
-    def _check_gradient_mount(self, selector: Selector) -> None:
+    def _check_mount(self, selector: Selector) -> None:
+        if self.drop == "rows" and self.mount not in (None, "point", "on_train_batch_start"):
+            raise ValueError(
+                f"drop is 'rows', but at mount {self.mount!r} the policy has seen the dropped samples already. "
+                "Use a DataFlexPoint before the policy's forward pass, or drop: mask."
+            )
+        if self.mount != "on_before_backward":
+            return
         too_late = "but at mount 'on_before_backward' the loss is computed already"
         if self.drop == "mask":
             raise ValueError(
@@ -148,8 +248,15 @@ def _check_values(block: Mapping[str, Any]) -> None:
         value = block.get(name, least)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} is {value!r}. It must be a whole number of at least {least}.")
-    if not isinstance(block.get("enforce", True), bool):
-        raise ValueError(f"enforce is {block['enforce']!r}. It must be true or false.")
+    for name in ("enforce", "trim"):
+        if not isinstance(block.get(name, True), bool):
+            raise ValueError(f"{name} is {block[name]!r}. It must be true or false.")
+    if block.get("trim") and block.get("drop") != "rows":
+        raise ValueError(f"trim is true, but drop is {block.get('drop', 'mask')!r}. Only drop: rows changes shapes.")
+    for name in ("shared_fields", "token_fields"):
+        names = block.get(name) or []
+        if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
+            raise ValueError(f"{name} is {names!r}. Give a list of names of the batch's fields.")
     fields = block.get("fields") or {}
     if not isinstance(fields, Mapping) or not all(isinstance(text, str) for pair in fields.items() for text in pair):
         raise ValueError(f"fields is {fields!r}. It must map our names to yours, {{rm_scores: rewards}}.")

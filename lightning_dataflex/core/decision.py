@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from lightning_dataflex.core.config import Drop
 from lightning_dataflex.core.containers import ORIGINAL
 from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.summary import Summary, merged
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Decision:
         keep: (N,) bool, or (N, L) of tokens; False for padding and for what has no score.
         weights: (N, L) float, 0 outside the mask and for what is not kept, without gradient.
         advantages: (N,) to train the kept samples with, or None for those of the batch.
-        metrics: Scalars of the global batch; see `summary`.
+        summary: What became of each sample of the global batch, for the log.
         num_kept: Kept samples (or tokens) of the global batch.
         group_ids: (N,) of the global batch, where it has groups; see `stable_ids`.
         fell_back: The rule kept nothing anywhere, and every sample that has a score is kept in its place.
@@ -32,10 +34,15 @@ class Decision:
     keep: Tensor
     weights: Tensor
     advantages: Tensor | None
-    metrics: dict[str, Tensor]
+    summary: Summary
     num_kept: int
     group_ids: Tensor | None = None
     fell_back: bool = False
+
+    @functools.cached_property
+    def metrics(self) -> dict[str, Tensor]:
+        """Scalars of the global batch; see `core.summary.summary`."""
+        return merged([self.summary])
 
     def updates(
         self, batch: RolloutBatch, *, drop: Drop = "mask", weights_key: str = "rollout_is_weights"
@@ -52,7 +59,7 @@ class Decision:
             there = there if there.dim() == 2 else there[:, None]
             weights = torch.where(weights != 0, weights * there, 0.0)
         updates: dict[str, Any] = {weights_key: weights}
-        if drop == "mask":
+        if drop != "weight":
             current = torch.as_tensor(batch["response_mask"])
             dropped = mask & ~(self.keep if self.keep.dim() == 2 else self.keep[:, None])
             updates["response_mask"] = torch.where(dropped.to(current.device), torch.zeros_like(current), current)

@@ -48,6 +48,11 @@ def stable_ids(values: Any, name: str = "uid") -> Tensor:
     return torch.tensor([ids[item] for item in items], dtype=torch.int64)
 
 
+def prompt_ids(batch: Any) -> Tensor:
+    """The ids (N,) of a batch's prompts; see `stable_ids`."""
+    return stable_ids(batch["prompt_id"], "prompt_id")
+
+
 def _plain(item: Any, name: str) -> Any:
     """The same value as a type that has one text for it."""
     if isinstance(item, np.generic):

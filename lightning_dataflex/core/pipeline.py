@@ -18,7 +18,7 @@ from lightning_dataflex.core.global_batch import global_batch
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.core.summary import RowNumbers, counting_alike, row_numbers, scaled, summary
+from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers, scaled
 from lightning_dataflex.core.tidy import scored
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.weighting import rescaled, unit_scale
@@ -175,10 +175,10 @@ class Pipeline:
     def _action(self, batch: RolloutBatch, step_id: int) -> Action:
         scores = self.scorer.score(batch, step_id)
         if isinstance(self.actuator, Selector):
-            keep = self.actuator.keep(scores, batch)
+            keep = self.actuator.keep(scores, batch, step_id=step_id)
             return Action(scores, keep, keep.float(), self.actuator.advantages(keep, batch))
         if isinstance(self.actuator, Reweighter):
-            weights = (self.actuator.unscaled if self._scales else self.actuator.act)(scores, batch)
+            weights = (self.actuator.unscaled if self._scales else self.actuator.act)(scores, batch, step_id=step_id)
             return Action(scores, scored(batch, scores), weights)
         assert isinstance(self.actuator, Mixer)
         raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Mixture.")
@@ -207,7 +207,7 @@ class Pipeline:
             keep=action.keep,
             weights=torch.where(mask.to(spread_out.device), spread_out, 0.0).float(),
             advantages=action.advantages,
-            metrics=summary(numbers, of_tokens=action.keep.dim() == 2),
+            summary=Summary(numbers, of_tokens=action.keep.dim() == 2),
             num_kept=int(numbers["num_kept"].sum()),
             group_ids=numbers.get("uid"),
             fell_back=fell_back,

@@ -28,8 +28,8 @@ FIELDS = (
 )
 """The fields of a rollout batch."""
 
-ALIASES = {"rm_scores": "token_level_scores"}
-"""The second name under which verl's batches carry a field."""
+ALIASES = {"rm_scores": "token_level_scores", "prompt_id": "uid"}
+"""The second name under which a batch may carry a field: verl's rewards; prompts whose group is named after them."""
 
 
 class RolloutBatch:

@@ -52,7 +52,7 @@ class Scorer(Metric):
 
     full_state_update = False
 
-    requires: ClassVar[Sequence[str]] = ()
+    requires: Sequence[str] = ()
     """Batch fields that `score` reads."""
     timing: ClassVar[str] = "post_reward"
     """When in a step the signal exists: pre_rollout, post_reward, post_advantage or in_loss."""

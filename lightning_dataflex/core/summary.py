@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.functional.groups import group_index
+from lightning_dataflex.functional.groups import group_index, group_mean, group_sum
 from lightning_dataflex.functional.scoring import no_signal
+
+SOLVED = 0.5
+"""A group whose rewards are all equal counts as solved above this."""
 
 RowNumbers = dict[str, Tensor]
 """What the log, and the scaling of weights, have to know of each sample of the global batch; see `row_numbers`."""
@@ -60,6 +64,26 @@ def counting_alike(numbers: RowNumbers) -> RowNumbers:
     return numbers | kept | {"weight_mean": alike, "weight_std": torch.zeros_like(alike)}
 
 
+@dataclass(frozen=True)
+class Summary:
+    """What a decision did to each sample of the global batch.
+
+    Attributes:
+        numbers: See `row_numbers`.
+        of_tokens: Whether `num_kept` counts tokens.
+    """
+
+    numbers: RowNumbers
+    of_tokens: bool
+
+    @property
+    def num_groups_kept(self) -> int:
+        """Groups of which a sample is kept; samples, where there are no groups."""
+        kept = self.numbers["num_kept"] > 0
+        uid = self.numbers.get("uid")
+        return int(kept.sum()) if uid is None else torch.unique(uid.to(kept.device)[kept]).numel()
+
+
 def summary(numbers: RowNumbers, *, of_tokens: bool) -> dict[str, Tensor]:
     """The metrics of a decision, each a finite scalar tensor; the same keys for the same fields of the batch.
 
@@ -73,6 +97,9 @@ def summary(numbers: RowNumbers, *, of_tokens: bool) -> dict[str, Tensor]:
         - `ess`: effective sample size, (sum w)^2 / sum w^2 over the samples' mean weights; at most N.
         - `n_nan`: samples with a valid token and no score.
         - `frac_zero_std`: groups whose rewards are all equal, among all groups (with `rm_scores` and `uid`).
+        - `dropped_solved`, `dropped_failed`, `dropped_rule`, `dropped_nan`: groups of which no sample is kept, because
+          all rewards are equal and above 0.5, or not above it, because the rule would have it so, or because none has
+          a score (with `rm_scores` and `uid`).
         - `reward_all`, `reward_kept`: mean reward of the samples that have one, and of the kept ones; 0 where
           there is none (with `rm_scores`).
     """
@@ -92,29 +119,52 @@ def summary(numbers: RowNumbers, *, of_tokens: bool) -> dict[str, Tensor]:
         outcomes = numbers["rm_scores"].to(tokens)
         rewarded = valid & outcomes.isfinite()
         if "uid" in numbers:
-            metrics["frac_zero_std"] = _share_without_signal(numbers["uid"].to(tokens.device), outcomes, valid)
+            metrics |= _group_metrics(numbers["uid"].to(tokens.device), outcomes, valid, kept > 0, numbers["scored"])
         metrics["reward_all"] = _mean(outcomes, rewarded)
         metrics["reward_kept"] = _mean(outcomes, rewarded & (kept > 0))
     return {name: value.float() for name, value in metrics.items()}
 
 
-def merged(metrics: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The metrics of a step with several decisions: their mean, of `n_nan` the sum.
+def merged(parts: Sequence[Summary]) -> dict[str, Tensor]:
+    """The metrics of a step with several decisions, as if it were one on all their samples.
+
+    Groups of different decisions are different groups, whatever their ids.
 
     Example:
-        >>> merged([{"n_nan": torch.tensor(1.0)}, {"n_nan": torch.tensor(2.0)}])
-        {'n_nan': tensor(3.)}
+        >>> one = {"num_tokens": torch.tensor([2]), "num_kept": torch.tensor([1]), "weight_mean": torch.ones(1),
+        ...        "weight_std": torch.zeros(1), "scored": torch.tensor([True])}
+        >>> none = one | {"num_kept": torch.tensor([0]), "weight_mean": torch.zeros(1)}
+        >>> merged([Summary(one, False), Summary(none, False)])["kept_frac"]
+        tensor(0.5000)
     """
-    names = dict.fromkeys(name for each in metrics for name in each)
-    stacked = {name: torch.stack([each[name] for each in metrics if name in each]) for name in names}
-    return {name: values.sum() if name == "n_nan" else values.mean() for name, values in stacked.items()}
+    if len(parts) < 2:
+        return summary(parts[0].numbers, of_tokens=parts[0].of_tokens) if parts else {}
+    names = [name for name in parts[0].numbers if all(name in part.numbers for part in parts)]
+    numbers = {name: torch.cat([part.numbers[name] for part in parts]) for name in names}
+    if "uid" in numbers:
+        which = torch.cat([torch.full_like(part.numbers["uid"], i) for i, part in enumerate(parts)])
+        numbers["uid"] = torch.unique(torch.stack([which, numbers["uid"]]), dim=1, return_inverse=True)[1]
+    return summary(numbers, of_tokens=parts[0].of_tokens)
 
 
-def _share_without_signal(group_ids: Tensor, outcomes: Tensor, valid: Tensor) -> Tensor:
-    if not valid.any():
-        return torch.zeros((), dtype=torch.float64, device=valid.device)
-    group, num_groups = group_index(group_ids[valid])
-    return no_signal(outcomes[valid], group, num_groups).double().mean()
+def _group_metrics(ids: Tensor, outcomes: Tensor, valid: Tensor, kept: Tensor, scored: Tensor) -> dict[str, Tensor]:
+    """`frac_zero_std`, and the groups that are dropped, by reason."""
+    group, num_groups = group_index(ids[valid])
+    rewards = outcomes[valid]
+    quiet = no_signal(rewards, group, num_groups)
+
+    def any_of(flags: Tensor) -> Tensor:
+        return group_sum(flags[valid].double(), group, num_groups, torch.ones_like(group, dtype=torch.bool)) > 0
+
+    dropped, has_score = ~any_of(kept), any_of(scored.to(valid.device))
+    high = group_mean(rewards, group, num_groups, rewards.isfinite()) > SOLVED
+    return {
+        "frac_zero_std": _ratio(quiet.sum(), torch.tensor(num_groups)),
+        "dropped_solved": (dropped & has_score & quiet & high).sum(),
+        "dropped_failed": (dropped & has_score & quiet & ~high).sum(),
+        "dropped_rule": (dropped & has_score & ~quiet).sum(),
+        "dropped_nan": (dropped & ~has_score).sum(),
+    }
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:

@@ -73,6 +73,27 @@ def rloo_advantages(outcomes: Tensor, ids: Tensor, *, valid: Tensor | None = Non
     return _result(torch.where(valid & (size > 1) & (spread > TOLERANCE), left_out, 0.0), outcomes)
 
 
+def group_advantages(outcomes: Tensor, ids: Tensor, estimator: str | None) -> Tensor:
+    """The advantages (N,) of a group estimator, by its name.
+
+    Raises:
+        ValueError: It is none of grpo, dr_grpo and rloo.
+
+    Example:
+        >>> group_advantages(torch.tensor([1.0, 0.0]), torch.tensor([7, 7]), "rloo")
+        tensor([ 1., -1.])
+    """
+    name = str(estimator).removesuffix("_vectorized")
+    if name == "rloo":
+        return rloo_advantages(outcomes, ids)
+    if name not in ("grpo", "dr_grpo"):
+        raise ValueError(
+            f"adv_estimator is {estimator!r}. Advantages of a group that is put together from parts can be computed "
+            "for grpo, dr_grpo and rloo."
+        )
+    return grpo_advantages(outcomes, ids, scale=name == "grpo")
+
+
 def reinforce_advantages(
     outcomes: Tensor, ids: Tensor | None = None, *, valid: Tensor | None = None, eps: float = 1e-6
 ) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def share(count: Tensor, fraction: float) -> Tensor:
     return torch.minimum(rounded.clamp(min=1), count.long())
 
 
-def group_top_k(metric: Tensor, group: Tensor, k: int, *, valid: Tensor | None = None) -> Tensor:
+def group_top_k(metric: Tensor, group: Tensor, k: int | Tensor, *, valid: Tensor | None = None) -> Tensor:
     """The k samples of each group with the largest metric; of equal ones the earlier stays.
 
     Source: the selection of GFPO, Shrivastava et al. 2025, arXiv:2508.09726, algorithm 1.
@@ -74,6 +75,7 @@ def group_top_k(metric: Tensor, group: Tensor, k: int, *, valid: Tensor | None =
     Args:
         metric: (N,).
         group: (N,) dense group index.
+        k: That of all groups, or (N,) that of each sample's group.
         valid: (N,) bool, the samples that may be kept. Default: all. NaN metrics may not.
 
     Example:
@@ -82,8 +84,52 @@ def group_top_k(metric: Tensor, group: Tensor, k: int, *, valid: Tensor | None =
     """
     eligible = ~metric.isnan() if valid is None else valid & ~metric.isnan()
     keep = torch.zeros_like(eligible)
-    keep[eligible] = group_rank(metric[eligible], group[eligible], descending=True) < k
+    most = k[eligible] if isinstance(k, Tensor) else k
+    keep[eligible] = group_rank(metric[eligible], group[eligible], descending=True) < most
     return keep
+
+
+def k_of_difficulty(means: Tensor, seen: Tensor, k: Sequence[int], *, ready_after: int = 4) -> Tensor:
+    """How many samples to keep of each group, by where its mean reward lies among those seen.
+
+    Source: adaptive difficulty GFPO, Shrivastava et al. 2025, arXiv:2508.09726. The paper follows the quartiles by a
+    t-digest; here they are exact.
+
+    Args:
+        means: (num_groups,) mean rewards.
+        seen: Those of the groups so far, these included.
+        k: Of very hard, hard, medium and easy groups: below the first, second, third quartile, and from there on.
+        ready_after: As long as fewer were seen, every group counts as very hard.
+
+    Example:
+        >>> seen = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0, 0.6])
+        >>> k_of_difficulty(torch.tensor([0.6]), seen, [8, 8, 6, 4])
+        tensor([6])
+    """
+    choices = torch.tensor(list(k), dtype=torch.int64)
+    if len(seen) < ready_after:
+        return choices[:1].expand(len(means))
+    quartiles = torch.quantile(seen.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+    return choices[(means.double()[:, None] >= quartiles).sum(1)]
+
+
+def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
+    """All but the int(n * rate) smallest of the n scores of each group; of equal ones the later go.
+
+    Source: CPPO, Lin et al. 2025, arXiv:2503.22342.
+
+    Args:
+        scores: (N,), |advantages| in the paper.
+        group: (N,) dense group index.
+
+    Example:
+        >>> pruned(torch.tensor([3.0, 1.0, 2.0]), torch.zeros(3).long(), 0.5)
+        tensor([ True, False,  True])
+    """
+    eligible = ~scores.isnan()
+    size = torch.bincount(group[eligible], minlength=int(group.max()) + 1 if len(group) else 0)
+    num_kept = size - (size.double() * rate + TOLERANCE).floor().long()
+    return group_top_k(scores, group, num_kept[group], valid=eligible)
 
 
 def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid: Tensor | None = None) -> Tensor:

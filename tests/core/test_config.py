@@ -111,7 +111,7 @@ def test_a_bad_key_or_value_is_refused(change, message):
 @pytest.mark.parametrize("key", ["mechanism", "scorer", "actuator"])
 def test_a_block_without_a_part_is_refused(key):
     with pytest.raises(ValueError, match=f"lacks '{key}'. Give mechanism, scorer and actuator"):
-        DataFlexConfig.of({k: v for k, v in BLOCK.items() if k != key})
+        DataFlexConfig.of({k: v for k, v in BLOCK.items() if k != key}).components()
 
 
 @pytest.mark.parametrize("block", [None, "select", ["select"]])

@@ -54,6 +54,10 @@ def test_the_metrics_of_a_selection():
         "ess": 2,
         "n_nan": 0,
         "frac_zero_std": 1 / 2,
+        "dropped_solved": 1,
+        "dropped_failed": 0,
+        "dropped_rule": 0,
+        "dropped_nan": 0,
         "reward_all": 3 / 4,
         "reward_kept": 1 / 2,
     }

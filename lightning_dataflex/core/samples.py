@@ -1,0 +1,258 @@
+"""Samples of a batch: some of them, and those of several batches together, whatever the batch's type.
+
+Which fields have an entry for each sample is a matter of declaration: every tensor, array and list does, but for
+those that a `Layout` calls shared. Scalars, texts and None belong to the batch. Of a `TensorDict`, and of what verl
+keeps in `.batch` and `.non_tensor_batch`, every field is per sample.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_dataflex.core.containers import ORIGINAL, copy_with, stores
+from lightning_dataflex.core.global_batch import is_per_sample
+from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
+from lightning_dataflex.packing import Block
+from lightning_dataflex.packing import joined as joined_columns
+
+Columns = dict[str, Any]
+"""The fields of a batch that have an entry per sample, by the names that the batch has for them."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the fields of a batch are.
+
+    Attributes:
+        shared: Names of fields that have no entry per sample, whatever their length.
+        token_fields: Names of further fields (N, L) or (N, P + L) whose last L columns are response tokens, after P of
+            the prompt.
+    """
+
+    shared: frozenset[str] = frozenset()
+    token_fields: frozenset[str] = frozenset({"input_ids", "attention_mask", "position_ids"})
+
+    @classmethod
+    def of(cls, shared: Iterable[str] | None = None, token_fields: Iterable[str] | None = None) -> Layout:
+        """A layout with these names beside those that go without saying."""
+        return cls(frozenset(shared or ()), cls.token_fields | frozenset(token_fields or ()))
+
+    def __or__(self, other: Layout) -> Layout:
+        return Layout(self.shared | other.shared, self.token_fields | other.token_fields)
+
+
+def per_sample(batch: RolloutBatch, layout: Layout) -> Columns:
+    """The fields that have an entry per sample.
+
+    Raises:
+        ValueError: One that should has not.
+
+    Example:
+        >>> batch = RolloutBatch({"uid": ["a", "b"], "step": 3, "scale": torch.ones(2)})
+        >>> list(per_sample(batch, Layout.of(shared=["scale"])))
+        ['uid']
+    """
+    found = {}
+    for store in stores(batch.source):
+        for name in store:
+            value = store[name]
+            if name not in layout.shared and (is_per_sample(value) or isinstance(value, Mapping)):
+                _check_rows(str(name), value, batch.num_samples)
+                found[name] = value
+    return found
+
+
+def taken(batch: RolloutBatch, rows: Tensor, layout: Layout) -> Any:
+    """A batch of the same type with these samples alone, in this order; the batch itself stays as it is.
+
+    Example:
+        >>> batch = RolloutBatch({"uid": ["a", "b", "c"], "rm_scores": torch.tensor([0.1, 0.2, 0.3]), "step": 3})
+        >>> taken(batch, torch.tensor([2, 0]), Layout())
+        {'uid': ['c', 'a'], 'rm_scores': tensor([0.3000, 0.1000]), 'step': 3}
+    """
+    return rebuilt(batch.source, {name: _rows(value, rows) for name, value in per_sample(batch, layout).items()})
+
+
+def rebuilt(source: Any, columns: Columns) -> Any:
+    """A batch of the type of `source`, with these columns in place of its own and its other fields as they are."""
+    if hasattr(source, "batch") and hasattr(source, "non_tensor_batch"):
+        new = copy.copy(source)
+        tensors = set() if source.batch is None else set(source.batch.keys())
+        new.batch = source.batch and rebuilt(source.batch, {k: v for k, v in columns.items() if k in tensors})
+        new.non_tensor_batch = {k: v for k, v in columns.items() if k not in tensors}
+        return new
+    if hasattr(source, "batch_size") and hasattr(source, "to_tensordict"):
+        size = [len(next(iter(columns.values())))]
+        new = source.empty()
+        new.batch_size = size
+        for name, value in columns.items():
+            new[name] = value
+        return new
+    return copy_with(source, columns)
+
+
+def joined(parts: Sequence[tuple[Columns, int]], layout: Layout, names: Mapping[str, str] | None = None) -> Columns:
+    """The columns of several batches, one batch after the other, padded with 0 to common widths.
+
+    Responses are padded on the right; prompts, in the `token_fields` of the layout, on the left.
+
+    Args:
+        parts: Of each batch the columns, and L, the width of its response mask; 0 for prompts alone.
+        layout: What the columns are.
+        names: The batch's own names for this project's fields.
+
+    Raises:
+        ValueError: The batches have different fields, or a field has widths of which nobody has said what they are.
+
+    Example:
+        >>> a = {"input_ids": torch.tensor([[7, 1]]), "response_mask": torch.tensor([[1]])}
+        >>> b = {"input_ids": torch.tensor([[8, 8, 2, 2]]), "response_mask": torch.tensor([[1, 1]])}
+        >>> joined([(a, 1), (b, 2)], Layout())["input_ids"]
+        tensor([[0, 7, 1, 0],
+                [8, 8, 2, 2]])
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    names_of = [set(columns) for columns, _ in parts]
+    lacking = {name for every in names_of for name in every if not all(name in each for each in names_of)}
+    if lacking:
+        raise ValueError(
+            f"Rollouts of one step have different fields: {', '.join(sorted(map(str, lacking)))} is not in all of "
+            "them. Let the rollout give the same fields every time."
+        )
+    tokens = _token_names(layout, names)
+    aligned = [dict(columns) for columns, _ in parts]
+    for name in aligned[0]:
+        values = [columns[name] for columns in aligned]
+        if name in tokens and all(isinstance(value, Tensor) and value.dim() > 1 for value in values):
+            prompts = [value.shape[1] - width for value, (_, width) in zip(values, parts)]
+            for columns, value, length in zip(aligned, values, prompts):
+                columns[name] = _left_padded(value, max(prompts) - length)
+        else:
+            _check_widths(str(name), values, [width for _, width in parts])
+    return _joined(aligned)
+
+
+def trimmed(batch: RolloutBatch, layout: Layout) -> Any:
+    """The batch without the last response tokens that are valid in no sample; at least one stays.
+
+    Example:
+        >>> batch = {"input_ids": torch.tensor([[5, 6, 7, 0]]), "response_mask": torch.tensor([[1, 1, 0]])}
+        >>> trimmed(RolloutBatch(batch), Layout())
+        {'input_ids': tensor([[5, 6, 7]]), 'response_mask': tensor([[1, 1]])}
+    """
+    mask = torch.as_tensor(batch["response_mask"]) != 0
+    used = mask.any(0).nonzero()
+    width = mask.shape[1]
+    cut = width - (int(used.max()) + 1 if len(used) else min(1, width))
+    if not cut:
+        return batch.source
+    tokens, columns = _token_names(layout, batch.fields), per_sample(batch, layout)
+    for name, value in columns.items():
+        wide = isinstance(value, (Tensor, np.ndarray)) and value.ndim > 1
+        if wide and name in tokens:
+            columns[name] = value[:, : value.shape[1] - cut]
+        elif wide and value.shape[1] == width:
+            raise ValueError(
+                f"{name} has {width} columns, as the response mask has. If they are response tokens, name it in "
+                "token_fields, so that trim can cut it; if not, turn trim off."
+            )
+    return rebuilt(batch.source, columns)
+
+
+def compacted(batch: RolloutBatch, layout: Layout, *, trim: bool = False) -> Any:
+    """The batch without the samples that have no valid token left; the first stays, blank, where none has any.
+
+    Example:
+        >>> batch = {"response_mask": torch.tensor([[0, 0], [1, 0]]), "rewards": [0.5, 1.0]}
+        >>> compacted(RolloutBatch(batch), Layout())
+        {'response_mask': tensor([[1, 0]]), 'rewards': [1.0]}
+    """
+    mask = torch.as_tensor(batch["response_mask"]) != 0
+    rows = mask.any(1).nonzero().flatten()
+    if not len(rows):
+        # Models refuse a batch of no samples, and every rank must take part in the backward pass.
+        rows = torch.arange(min(1, len(mask)), device=mask.device)
+    source = batch.source if len(rows) == len(mask) else taken(batch, rows, layout)
+    return trimmed(RolloutBatch(source, batch.fields), layout) if trim and len(rows) else source
+
+
+def blanked(batch: RolloutBatch) -> Any:
+    """The batch with nothing but padding: it fills a shape, and no rule, loss or statistic counts it."""
+    blank = torch.zeros_like(torch.as_tensor(batch["response_mask"]))
+    return batch.replaced({"response_mask": blank, ORIGINAL + "response_mask": blank})
+
+
+def _token_names(layout: Layout, names: Mapping[str, str] | None) -> set[str]:
+    known = [(names or {}).get(name, name) for name in FIELDS if name not in ("uid", "domain")]
+    return {*layout.token_fields, *known, *(ORIGINAL + name for name in known)}
+
+
+def _check_rows(name: str, value: Any, num_samples: int) -> None:
+    for path, leaf in _leaves(name, value):
+        if len(leaf) != num_samples:
+            raise ValueError(
+                f"{path} has {len(leaf)} entries but the rollout batch has {num_samples} samples, and samples are to "
+                f"leave it. If it is no field of samples, name it in shared_fields: [{name}]."
+            )
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _leaves(f"{name}.{key}", each)
+    elif is_per_sample(value):
+        yield name, value
+
+
+def _rows(value: Any, rows: Tensor) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rows(each, rows) for key, each in value.items()}
+    if isinstance(value, Tensor):
+        return value[rows.to(value.device)]
+    if isinstance(value, np.ndarray):
+        return value[rows.cpu().numpy()]
+    if isinstance(value, (list, tuple)):
+        picked = [value[i] for i in rows.tolist()]
+        return tuple(picked) if type(value) is tuple else picked
+    # A TensorDict's stack of texts indexes like a tensor; anything else belongs to the batch.
+    return value[rows.cpu()] if is_per_sample(value) else value
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """Columns one after the other, nested ones included, padded with 0 on the right."""
+    result: Columns = {}
+    for name, first in parts[0].items():
+        values = [part[name] for part in parts]
+        if isinstance(first, Mapping):
+            result[name] = _joined(values)
+        elif is_per_sample(first):
+            result |= joined_columns([Block(len(value), {name: value}) for value in values])
+        else:
+            result[name] = first
+    return result
+
+
+def _left_padded(value: Tensor, num_columns: int) -> Tensor:
+    if not num_columns:
+        return value
+    return torch.cat([value.new_zeros(len(value), num_columns, *value.shape[2:]), value], 1)
+
+
+def _check_widths(name: str, values: Sequence[Any], widths: Sequence[int]) -> None:
+    if not all(isinstance(value, (Tensor, np.ndarray)) and value.ndim > 1 for value in values):
+        return
+    shapes = [value.shape[1] for value in values]
+    of_tokens = shapes == list(widths)
+    if not of_tokens and len(set(shapes)) > 1:
+        raise ValueError(
+            f"{name} has {' and '.join(map(str, sorted(set(shapes))))} columns in different rollouts of one step. If "
+            "its last columns are the response tokens, name it in token_fields; if not, give it one width."
+        )

@@ -1,0 +1,160 @@
+"""Prompts between the data loader and the rollout, one by one, those of all ranks in the order of the data."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_dataflex.core.containers import is_batch
+from lightning_dataflex.core.plain import plain, restored
+from lightning_dataflex.core.rollout import ALIASES, RolloutBatch
+from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken
+from lightning_dataflex.sync import Group, exchanged, num_ranks
+
+
+class PromptQueue:
+    """The prompts that the loader has given and that wait for their turn, the same on every rank.
+
+    A batch of prompts may be a list of rows, a tensor, or whatever a rollout batch can be, with a column per field.
+
+    Args:
+        layout: What the columns of a batch are.
+        process_group: The ranks that hold different prompts. Default: all.
+
+    Example:
+        >>> queue = PromptQueue(Layout())
+        >>> queue.add([{"prompt_id": 7}, {"prompt_id": 8}])
+        >>> queue.batch(queue.take(1)), len(queue)
+        ([{'prompt_id': 7}], 1)
+    """
+
+    def __init__(self, layout: Layout, process_group: Group = None) -> None:
+        self.layout, self.process_group = layout, process_group
+        self._waiting: deque[Any] = deque()
+        self._example: Any = None
+        self.batch_size = 0
+        """Prompts of the largest batch that the loader has given, on one rank."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def world(self) -> int:
+        """Number of ranks that roll out."""
+        return num_ranks(self.process_group)
+
+    @property
+    def rank(self) -> int:
+        """This one."""
+        return dist.get_rank(self.process_group) if self.world > 1 else 0
+
+    def add(self, batch: Any) -> None:
+        """The next batch of this rank's loader. A collective."""
+        rows = self._rows(batch)
+        self._example = batch
+        self.batch_size = max(self.batch_size, len(rows))
+        if self.world > 1:
+            mine = [(place, self.rank, row) for place, row in enumerate(rows)]
+            # A sampler deals its stream out prompt by prompt: this puts it together again.
+            columns, _ = exchanged(lambda: ({"prompt": mine}, len(mine)), self.process_group)
+            rows = [row for *_, row in sorted(columns["prompt"], key=lambda each: each[:2])]
+            self.batch_size = max(self.batch_size, -(-len(rows) // self.world))
+        self._waiting.extend(rows)
+
+    def take(self, num: int) -> list[Any]:
+        """The next so many prompts, or what there is."""
+        return [self._waiting.popleft() for _ in range(min(num, len(self._waiting)))]
+
+    def put_back(self, prompts: Sequence[Any]) -> None:
+        """Prompts that were taken and not used come first again."""
+        self._waiting.extendleft(reversed(prompts))
+
+    def own(self, prompts: Sequence[Any]) -> list[Any]:
+        """This rank's part of prompts that all ranks are to roll out, as many on each."""
+        return list(prompts[self.rank : len(prompts) - len(prompts) % self.world : self.world])
+
+    def batch(self, prompts: Sequence[Any]) -> Any:
+        """These prompts as a batch of the loader's type."""
+        if isinstance(self._example, Tensor):
+            return torch.stack(list(prompts))
+        if _is_rows(self._example):
+            return type(self._example)(prompts)
+        return rebuilt(self._example, joined([(columns, 0) for columns in prompts], self.layout))
+
+    def columns(self, prompts: Sequence[Any], names: Sequence[str], fields: Mapping[str, str]) -> RolloutBatch:
+        """What a rule reads of these prompts."""
+        return RolloutBatch({name: [self._value(prompt, name, fields) for prompt in prompts] for name in names})
+
+    def _rows(self, batch: Any) -> list[Any]:
+        if isinstance(batch, Tensor) or _is_rows(batch):
+            return list(batch)
+        if not is_batch(batch):
+            raise ValueError(
+                f"The loader gives a {type(batch).__name__}, of which single prompts cannot be taken. Give a list of "
+                "rows (collate_fn=list), a tensor, or a mapping of columns."
+            )
+        whole = RolloutBatch(batch)
+        return [
+            per_sample(RolloutBatch(taken(whole, torch.tensor([row]), self.layout)), self.layout)
+            for row in range(whole.num_samples)
+        ]
+
+    def _value(self, prompt: Any, name: str, fields: Mapping[str, str]) -> Any:
+        keys = [fields[name]] if name in fields else [name, *([ALIASES[name]] if name in ALIASES else [])]
+        single = not (isinstance(self._example, Tensor) or _is_rows(self._example))
+        for key in keys:
+            if isinstance(prompt, Mapping) and key in prompt:
+                return prompt[key][0] if single else prompt[key]
+            if not isinstance(prompt, Mapping) and hasattr(prompt, key):
+                return getattr(prompt, key)
+        has = list(prompt) if isinstance(prompt, Mapping) else sorted(getattr(prompt, "__dict__", {}))
+        raise ValueError(
+            f"A prompt of the data loader has no {keys[0]!r}. It has: {', '.join(map(str, has)) or 'no fields'}. Give "
+            f'every prompt one, or say which column it is: fields={{"{name}": "..."}}.'
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The prompts that wait; the same on every rank."""
+        return {"waiting": [plain(prompt, "A prompt") for prompt in self._waiting], "batch_size": self.batch_size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._waiting = deque(restored(prompt) for prompt in state["waiting"])
+        self.batch_size = state["batch_size"]
+
+    @property
+    def knows_its_type(self) -> bool:
+        """Whether a batch has been seen that others can be made like."""
+        return self._example is not None
+
+
+def _is_rows(batch: Any) -> bool:
+    return isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields")
+
+
+def draw_size(missing: int, keep_rate: float, most: int, world: int) -> int:
+    """Prompts to roll out so that `missing` of them are likely to be kept, over all ranks, as many on each.
+
+    Source: the adaptive batch size of GRESO, arXiv:2506.02177, with its margin of a quarter.
+
+    Args:
+        missing: Groups that are still wanted.
+        keep_rate: Share of the prompts that were kept so far.
+        most: Prompts that a rollout may have.
+        world: Number of ranks.
+
+    Example:
+        >>> draw_size(8, keep_rate=0.5, most=64, world=1), draw_size(8, keep_rate=0.5, most=16, world=1)
+        (20, 16)
+    """
+    wanted = math.ceil(MARGIN * missing / max(keep_rate, 1e-3))
+    return -(-max(min(wanted, most), 1) // world) * world
+
+
+MARGIN = 1.25

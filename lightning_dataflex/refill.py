@@ -1,0 +1,141 @@
+"""Refill: kept groups are collected over rounds of rollouts until the loss has a full batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torchmetrics.utilities import rank_zero_warn
+
+from lightning_dataflex.core.config import RefillConfig
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.sample_group import SampleGroup, groups_of, padding, together
+from lightning_dataflex.core.samples import Layout
+from lightning_dataflex.prompts import draw_size
+from lightning_dataflex.sync import Group, exchanged
+
+WARN_EVERY = 100
+"""After the first, only every so many steps without a full batch are warned of."""
+
+
+class Refill:
+    """Fills each step's batch with groups that are worth training on.
+
+    Groups beyond those that a step takes are in stock for the next one, the same on every rank. A rank that had more
+    luck than another gives it what it has too many.
+
+    Args:
+        config: How many groups, how long, how often.
+        layout: What the fields of a rollout batch are.
+        name: What the rule is called in a warning.
+    """
+
+    process_group: Group = None
+    """The ranks that hold different samples; None for all."""
+
+    def __init__(self, config: RefillConfig, layout: Layout, name: str) -> None:
+        self.config, self.layout, self.name = config, layout, name
+        self.stock: list[SampleGroup] = []
+        self.keep_rate = 1.0
+        self._num_short = 0
+        self._own: list[SampleGroup] = []
+        self._spare: SampleGroup | None = None
+        self._num_kept = self._num_prompts = 0
+        self.metrics: dict[str, float] = {}
+
+    def begin_step(self, step: int) -> None:
+        """Nothing is generated yet; what is in stock for too long leaves it."""
+        fresh = [group for group in self.stock if step - group.born <= self.config.max_age]
+        self.metrics = {"rounds": 0.0, "prompts": 0.0, "expired": float(len(self.stock) - len(fresh))}
+        self.stock, self._own, self._spare = fresh, [], None
+        self._num_kept = self._num_prompts = 0
+
+    def missing(self, world: int) -> int:
+        """Groups that all ranks together still need for this step."""
+        return max(0, world * self.config.groups - len(self.stock) - self._num_kept)
+
+    def next_size(self, most: int, world: int) -> int:
+        """Prompts to roll out next, over all ranks; a step rolls out one per rank at least."""
+        return draw_size(self.missing(world), self.keep_rate, most * world, world)
+
+    def add(self, batch: RolloutBatch, keep: Tensor, num_prompts: int, num_kept: int, step: int) -> None:
+        """A round's rollouts.
+
+        Args:
+            batch: This rank's, with the decision in it.
+            keep: (N,) bool, its samples that are kept; a group stays whole.
+            num_prompts: Prompts of the round, over all ranks.
+            num_kept: Groups that are kept, over all ranks.
+            step: This one.
+        """
+        self._own += groups_of(batch, self.layout, step, among=keep)
+        if self._spare is None:
+            first = batch.group_ids == batch.group_ids[0]
+            self._spare = padding(groups_of(batch, self.layout, step, among=first)[0], batch, self.layout)
+        self._num_kept += num_kept
+        self._num_prompts += num_prompts
+        self.metrics["rounds"] += 1
+        self.metrics["prompts"] += num_prompts
+
+    def full_batch(self, like: RolloutBatch, rank: int, world: int, *, ended: bool) -> tuple[Any, int]:
+        """The step's batch, and the groups of all ranks in it. A collective.
+
+        Args:
+            like: A rollout batch of this step, for its type and its fields that are no column.
+            rank: This one.
+            world: Number of ranks.
+            ended: Whether the data came to an end before the batch was full.
+        """
+        if self._num_prompts:
+            self.keep_rate += 0.3 * (self._num_kept / self._num_prompts - self.keep_rate)
+        mine, num_groups = self._shared_out(rank, world)
+        self.metrics |= {"kept": float(self._num_kept), "carried": float(len(self.stock))}
+        if num_groups < world * self.config.groups and not ended:
+            self._warn(num_groups, world)
+        assert self._spare is not None
+        mine += [self._spare] * (self.config.groups - len(mine))
+        self._own, self._spare = [], None
+        return together(mine, like, self.layout), num_groups
+
+    def _shared_out(self, rank: int, world: int) -> tuple[list[SampleGroup], int]:
+        """This rank's groups, at most as many as it needs, and how many all ranks have; the rest goes into stock."""
+        size = self.config.groups
+        dealt = [self.stock[each::world] for each in range(world)]
+        rest = [group for part in dealt for group in part[size:]]
+        mine = dealt[rank][:size] + self._own
+        if world == 1:
+            self.stock = [group.on_cpu() for group in rest + mine[size:]]
+            return mine[:size], min(len(mine), size)
+        surplus = [group.on_cpu() for group in mine[size:]]
+        said = (max(0, size - len(mine)), surplus)
+        everyone, _ = exchanged(lambda: ({"said": [said]}, 1), self.process_group)
+        rest += [group for _, more in everyone["said"] for group in more]
+        num_groups = 0
+        for each, (lacking, _) in enumerate(everyone["said"]):
+            given, rest = rest[:lacking], rest[lacking:]
+            num_groups += size - lacking + len(given)
+            if each == rank:
+                mine = mine[:size] + given
+        self.stock = rest
+        return mine[:size], num_groups
+
+    def _warn(self, num_groups: int, world: int) -> None:
+        if self._num_short % WARN_EVERY == 0:
+            rank_zero_warn(
+                f"{self.name} kept {num_groups} of {world * self.config.groups} groups after "
+                f"{int(self.metrics['rounds'])} rounds of rollouts ({int(self.metrics['prompts'])} prompts). The step "
+                f"goes on with them. Such steps so far: {self._num_short + 1}. Widen the rule, raise max_rounds, or "
+                "give other data.",
+                UserWarning,
+            )
+        self._num_short += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stock, and how often groups were kept; the same on every rank."""
+        return {"stock": [group.state_dict() for group in self.stock], "keep_rate": self.keep_rate}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.stock = [SampleGroup.of_state(each) for each in state["stock"]]
+        self.keep_rate = state["keep_rate"]

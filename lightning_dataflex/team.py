@@ -1,0 +1,143 @@
+"""Team: the callbacks of a Trainer, as far as they must know of each other."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lightning_dataflex.core.compat import chooses_prompts
+from lightning_dataflex.core.config import RefillConfig
+from lightning_dataflex.core.mixture import Mixture
+from lightning_dataflex.core.pipeline import Pipeline
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.samples import Layout
+from lightning_dataflex.flow import RolloutFlow
+from lightning_dataflex.gate import Gate
+from lightning_dataflex.refill import Refill
+
+if TYPE_CHECKING:
+    from lightning_dataflex.callback import DataFlexCallback
+
+
+class Team:
+    """What several callbacks do together.
+
+    Args:
+        members: Those of a Trainer, in order.
+    """
+
+    def __init__(self, members: Sequence[DataFlexCallback]) -> None:
+        self.members = list(members)
+
+    @property
+    def refilling(self) -> DataFlexCallback | None:
+        """The one that collects rollouts."""
+        return next((each for each in self.members if each.config.refill is not None), None)
+
+    @property
+    def gating(self) -> list[DataFlexCallback]:
+        """Those that decide before a rollout."""
+        return [each for each in self.members if chooses_prompts(each.pipeline.scorer)]
+
+    @property
+    def leader(self) -> DataFlexCallback | None:
+        """The one that holds the flow of rollouts, where there is one."""
+        return self.refilling or next(iter(self.gating), None)
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """What all of them have said of the batch."""
+        return functools.reduce(operator.or_, (each.layout for each in self.members))
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether samples leave the batch."""
+        return any(each.config.drop == "rows" and each.config.enforce for each in self.members)
+
+    @property
+    def trims(self) -> bool:
+        """Whether tokens that are valid in no sample leave the batch."""
+        return any(each.config.trim for each in self.members)
+
+    def flow(self) -> RolloutFlow:
+        """The flow of rollouts that the leader holds."""
+        refilling, leader = self.refilling, self.leader
+        assert leader is not None
+        gates = []
+        for each in self.gating:
+            assert isinstance(each.pipeline, Pipeline)
+            gates.append(Gate(each.pipeline.scorer, each.pipeline.actuator, each.pipeline.fields, each.is_due))
+        mixtures = [(each.pipeline, each) for each in self.members if isinstance(each.pipeline, Mixture)]
+        refill = None
+        if refilling is not None:
+            assert isinstance(refilling.config.refill, RefillConfig)
+            refill = Refill(refilling.config.refill, self.layout, refilling.name)
+        return RolloutFlow(
+            gates=gates,
+            refill=refill,
+            decide=None if refilling is None else functools.partial(_decided, refilling),
+            account=functools.partial(_account, leader),
+            observers=[functools.partial(_observe, mixture, owner) for mixture, owner in mixtures],
+            screening=None if refilling is None else getattr(refilling.pipeline.scorer, "num_screening", None),
+            layout=self.layout,
+            fields=leader.pipeline.fields,
+            step=lambda: leader.num_steps,
+        )
+
+    def metrics_of(self, member: DataFlexCallback) -> dict[str, float]:
+        """What the flow of rollouts has to say in the name of one callback."""
+        flow = None if self.leader is None else self.leader.flow
+        if flow is None:
+            return {}
+        metrics: dict[str, float] = {}
+        if member is self.refilling and flow.refill is not None:
+            metrics |= flow.refill.metrics
+        if member in self.gating:
+            metrics |= flow.gates[self.gating.index(member)].metrics
+        return metrics
+
+
+def check_team(members: Sequence[DataFlexCallback]) -> None:
+    """Raise a ValueError for callbacks that cannot work together."""
+    if sum(each.steering is not None for each in members) > 1:
+        raise ValueError("Two callbacks have mechanism: mix, and only one can steer the sampler. Leave one out.")
+    changing = [each.name for each in members if each.pipeline.actuator.changes_advantages]
+    if len(changing) > 1:
+        raise ValueError(
+            f"{' and '.join(changing)} each normalise the advantages of their own kept samples, and only one can. "
+            "Give the others advantages: group."
+        )
+    refilling = [each.name for each in members if each.config.refill is not None]
+    if len(refilling) > 1:
+        raise ValueError(
+            f"{' and '.join(refilling)} each collect rollouts into a full batch, and only one can. Leave refill out of "
+            "the others: what they drop or weigh is then put into its batch."
+        )
+    rows = [each.name for each in members if each.config.drop == "rows"]
+    mounts = {str(each.config.mount or "point") for each in members}
+    if rows and len(mounts) > 1:
+        raise ValueError(
+            f"{rows[0]} has drop: rows, and the callbacks act at {' and '.join(sorted(mounts))}: a later one would not "
+            "see the samples that an earlier one has taken out. Give all of them one mount."
+        )
+
+
+def _decided(member: DataFlexCallback, batch: RolloutBatch) -> tuple[RolloutBatch, Tensor, int]:
+    assert member.deciding is not None
+    decision = member.deciding.asked(batch, member.num_steps)
+    keep = decision.keep if decision.keep.dim() == 1 else decision.keep.any(-1)
+    updates = decision.updates(batch, drop=member.config.drop, weights_key=member.config.weights_key)
+    return RolloutBatch(batch.replaced(updates), batch.fields), keep, decision.summary.num_groups_kept
+
+
+def _account(member: DataFlexCallback, num_groups: int) -> None:
+    assert member.deciding is not None
+    member.deciding.account(num_groups, member.num_steps)
+
+
+def _observe(mixture: Mixture, owner: DataFlexCallback, batch: Any) -> None:
+    mixture.observe(RolloutBatch(batch.source, mixture.fields), owner.num_steps)
