@@ -85,7 +85,8 @@ def rebuilt(source: Any, columns: Columns) -> Any:
     if hasattr(source, "batch") and hasattr(source, "non_tensor_batch"):
         new = copy.copy(source)
         tensors = set() if source.batch is None else set(source.batch.keys())
-        new.batch = source.batch and rebuilt(source.batch, {k: v for k, v in columns.items() if k in tensors})
+        if source.batch is not None:
+            new.batch = rebuilt(source.batch, {k: v for k, v in columns.items() if k in tensors})
         new.non_tensor_batch = {k: v for k, v in columns.items() if k not in tensors}
         return new
     if hasattr(source, "batch_size") and hasattr(source, "to_tensordict"):
