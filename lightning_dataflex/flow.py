@@ -75,7 +75,7 @@ class RolloutFlow:
         self._length: int | None = None
         self._over = False
         self._given: list[Any] = []
-        self._is_filled = False
+        self._is_filled = self._has_stepped = False
         self._restore: list[Callable[[], None]] = []
         self._trainer: Trainer | None = None
         self._module: LightningModule | None = None
@@ -149,7 +149,7 @@ class RolloutFlow:
 
     def restart(self, iterator: Iterator[Any]) -> None:
         """The loader begins another epoch."""
-        self._iterator, self.num_pulled, self._over = iterator, 0, False
+        self._iterator, self.num_pulled, self._over, self._has_stepped = iterator, 0, False, False
 
     def detach(self) -> None:
         """Leave the module as it was found."""
@@ -177,6 +177,7 @@ class RolloutFlow:
         if batch is None:
             self._say_whether_over()
             raise StopIteration
+        self._has_stepped = True
         self._say_whether_over()
         return batch
 
@@ -206,7 +207,9 @@ class RolloutFlow:
                 skipped += [prompt for prompt, passes in zip(candidates, passing) if not passes]
                 candidates = [prompt for prompt, passes in zip(candidates, passing) if passes]
             passed += candidates
-        if len(passed) < self.queue.world <= len(skipped) + len(passed):
+        # At the end of the data the epoch is over; but each has a step, or there might never be one.
+        must_go_on = len(skipped) >= MOST_CANDIDATES * num or not self._has_stepped
+        if must_go_on and len(passed) < self.queue.world <= len(skipped) + len(passed):
             warn_once(
                 self,
                 f"Of {len(skipped) + len(passed)} prompts {len(passed)} passed, fewer than there are ranks: the first "

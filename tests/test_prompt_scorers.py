@@ -32,7 +32,13 @@ def greso_after(trace: list[str], **params):
 # The vectors give the probability to skip; the authors' code keeps at least 1 in 100.
 @pytest.mark.parametrize(
     ("trace", "skip"),
-    [([], 0.0), (["mixed", "easy", "easy"], 0.75), (["easy"] * 12, 0.99), (["hard"] * 2, 0.75), (["easy", "hard"], 0.5)],
+    [
+        ([], 0.0),
+        (["mixed", "easy", "easy"], 0.75),
+        (["easy"] * 12, 0.99),
+        (["hard"] * 2, 0.75),
+        (["easy", "hard"], 0.5),
+    ],
     ids=str,
 )
 def test_greso__code(trace, skip):

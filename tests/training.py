@@ -1,6 +1,6 @@
 """A fit whose batches are spread over ranks, for real launchers.
 
-python tests/training.py STRATEGY RANKS FOLDER [NODES [ACCELERATOR]]
+python tests/training.py STRATEGY RANKS FOLDER [NODES [ACCELERATOR [DROP]]]
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def batches() -> list[dict[str, Any]]:
 class GlobalToy(Toy):
     """Divides by the tokens of all ranks."""
 
+    num_rows = 0
+
     def _loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        self.num_rows += len(batch["uid"])
         losses = per_token(self.linear, batch) * batch["rollout_is_weights"]
         return losses.sum() / loss_denominator(batch["response_mask"], "token-mean")
 
@@ -84,7 +87,8 @@ class Record(Callback):
         with FullyShardedDataParallel.summon_full_params(model) if sharded else nullcontext():
             weight = pl_module.linear.weight.detach().clone()
         weight = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-        torch.save({"weight": weight.cpu(), "logged": self.logged}, f"{self.folder}/{trainer.global_rank}.pt")
+        seen = {"weight": weight.cpu(), "logged": self.logged, "num_rows": pl_module.num_rows}
+        torch.save(seen, f"{self.folder}/{trainer.global_rank}.pt")
 
 
 def train(strategy: Any, world: int, folder: str, **settings: Any) -> None:
@@ -92,7 +96,8 @@ def train(strategy: Any, world: int, folder: str, **settings: Any) -> None:
     # DeepSpeed knows no double precision.
     dtype = torch.float32 if str(strategy).startswith("deepspeed") else torch.float64
     module = (ShardedToy if settings.pop("sharded", False) else GlobalToy)().to(dtype)
-    callbacks = [DataFlexCallback("select", "group_solve_rate", "threshold_band"), Record(folder)]
+    drop = settings.pop("drop", "mask")
+    callbacks = [DataFlexCallback("select", "group_solve_rate", "threshold_band", drop=drop), Record(folder)]
     fit(module, callbacks, Parts(dtype), strategy=strategy, devices=world, use_distributed_sampler=False, **settings)
 
 
@@ -100,6 +105,7 @@ if __name__ == "__main__":
     name, world, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     num_nodes = int(sys.argv[4]) if len(sys.argv) > 4 else 1
     accelerator = sys.argv[5] if len(sys.argv) > 5 else "cpu"
+    drop = sys.argv[6] if len(sys.argv) > 6 else "mask"
     torch.set_num_threads(1)
     strategy: Any = name
     if name == "fsdp2":
@@ -107,4 +113,4 @@ if __name__ == "__main__":
 
         backend = "gloo" if accelerator == "cpu" else "nccl"
         strategy = ModelParallelStrategy(world, tensor_parallel_size=1, process_group_backend=backend)
-    train(strategy, world, folder, sharded=name == "fsdp2", num_nodes=num_nodes, accelerator=accelerator)
+    train(strategy, world, folder, sharded=name == "fsdp2", num_nodes=num_nodes, accelerator=accelerator, drop=drop)

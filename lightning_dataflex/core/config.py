@@ -182,7 +182,8 @@ class DataFlexConfig:
                 "Use mechanism: select."
             )
         screens = not chooses_prompts(scorer)
-        for key in ("drop", "trim", "on_empty", "weights_key", "scope", *(() if screens else ("refill",))):
+        unread = ("on_empty", "weights_key", "scope", *(() if screens else ("drop", "trim", "refill")))
+        for key in unread:
             if getattr(self, key) != getattr(DataFlexConfig, key):
                 raise ValueError(
                     f"{key} is {getattr(self, key)!r}, but {name} decides before there are samples. Leave it out"

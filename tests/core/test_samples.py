@@ -1,4 +1,4 @@
-"""Samples leave a batch, and batches come together: every per-sample field, of every type of batch, and nothing else."""
+"""Samples leave a batch, and batches come together: every per-sample field, of every type of batch."""
 
 from __future__ import annotations
 
