@@ -175,6 +175,16 @@ def test_speed_generates_the_rest_for_promising_prompts_alone() -> None:
     assert logged[0]["kept"] == sum(kinds[int(name[1:])] == "mixed" for name in screened)
 
 
+def test_speed_pads_a_step_that_finds_too_few_promising_prompts() -> None:
+    refill = {"groups": 3, "max_rounds": 2}
+    speed = gate({"name": "speed", "params": {"num_screening": 2}}, refill=refill)
+    with pytest.warns(UserWarning, match="kept 1 of 3 groups after 2 rounds"):
+        module, _, _ = fit([speed], Prompts(["easy", "mixed", *["hard"] * 10], 3), max_steps=1)
+    (batch,) = module.given
+    assert len(batch["uid"]) == 3 * GENERATIONS
+    assert names(batch) == ["p1"]
+
+
 @pytest.mark.parametrize("case", ["greso"])
 def test_two_ranks_roll_out_what_one_does(case: str, tmp_path: Path) -> None:
     """The same stream of prompts, dealt out to two: the same ones pass, and are kept."""

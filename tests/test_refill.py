@@ -62,12 +62,14 @@ def test_draws_are_sized_by_what_was_kept_so_far() -> None:
     assert draw_size(10, 0.0, most=12, world=1) == 12
 
 
-def test_a_budget_that_is_used_up_goes_on_with_what_there_is_and_says_so() -> None:
+@pytest.mark.parametrize("drop", ["mask", "rows", "weight"])
+def test_a_budget_that_is_used_up_goes_on_with_what_there_is_and_says_so(drop: str) -> None:
     kinds = (["mixed"] + ["hard"] * 23) * 2
     with pytest.warns(UserWarning, match=r"kept 1 of 4 groups after 3 rounds of rollouts \(12 prompts\)"):
-        module, logged, _ = fit([dapo(4, refill={"groups": 4, "max_rounds": 3})], Prompts(kinds, 4), max_steps=1)
+        short = dapo(4, refill={"groups": 4, "max_rounds": 3}, drop=drop)
+        module, logged, _ = fit([short], Prompts(kinds, 4), max_steps=1)
     (batch,) = module.given
-    assert len(batch["uid"]) == 4 * GENERATIONS
+    assert len(batch["uid"]) == (1 if drop == "rows" else 4) * GENERATIONS
     assert names(batch) == ["p0"]
     assert logged[0]["kept"] == 1
     # The gradient is that of the one group.

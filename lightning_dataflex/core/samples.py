@@ -188,7 +188,8 @@ def compacted(batch: RolloutBatch, layout: Layout, *, trim: bool = False) -> Any
 def blanked(batch: RolloutBatch) -> Any:
     """The batch with nothing but padding: it fills a shape, and no rule, loss or statistic counts it."""
     blank = torch.zeros_like(torch.as_tensor(batch["response_mask"]))
-    return batch.replaced({"response_mask": blank, ORIGINAL + "response_mask": blank})
+    names = ["response_mask", *([ORIGINAL + "response_mask"] if ORIGINAL + "response_mask" in batch else [])]
+    return batch.replaced(dict.fromkeys(names, blank))
 
 
 def _token_names(layout: Layout, names: Mapping[str, str] | None) -> set[str]:
