@@ -52,6 +52,7 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "mopps": [MOPPS],
     "speed": [SPEED],
     "mopps + pods rows": [MOPPS, PODS],
+    "greso + refill + pods": [GRESO, PODS | REFILL],
 }
 COSTS = {"generated": "generated tokens", "trained": "trained tokens", "seconds": "seconds"}
 

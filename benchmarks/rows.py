@@ -2,9 +2,9 @@
 
     python benchmarks/rows.py
 
-The update of the example's policy on one rollout batch: forward, backward and optimiser step. A straight line through the
-origin would be ideal; the ratio says how far above it a step is. All fractions are timed in turn, round after round, and
-the median is taken, so that a busy machine is shared alike.
+The update of the example's policy on one rollout batch: forward, backward and optimiser step. A straight line through
+the origin would be ideal; the ratio says how far above it a step is. All fractions are timed in turn, round after
+round, and the median is taken, so that a busy machine is shared alike.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from examples.rlhf.policy import embedded_model  # noqa: E402
-from lightning_dataflex import RolloutBatch  # noqa: E402
-from lightning_dataflex.core.samples import Layout, compacted  # noqa: E402
-from lightning_dataflex.functional.loss import policy_loss  # noqa: E402
+from examples.rlhf.policy import embedded_model
+from lightning_dataflex import RolloutBatch
+from lightning_dataflex.core.samples import Layout, compacted
+from lightning_dataflex.functional.loss import policy_loss
 
 FRACTIONS = (1.0, 1 / 2, 1 / 4, 1 / 8)
 

@@ -280,8 +280,9 @@ class DataFlexCallback(Callback):
         assert self._mount is not None
         if self.deciding is not None:
             self.deciding.begin_batch(new_step=batch_idx % trainer.accumulate_grad_batches == 0)
-        if self.steering is not None:
-            self.steering.begin_step(self._loader_batch(batch_idx))
+        place = self._place_in_epoch(batch_idx)
+        if self.steering is not None and place is not None:
+            self.steering.begin_step(place)
         self._acted = False
         self._mount.begin(batch)
 
@@ -304,10 +305,11 @@ class DataFlexCallback(Callback):
         metrics: dict[str, Any] = {}
         batch_size = 1
         if self.steering is not None:
+            place = self._place_in_epoch(batch_idx)
             self.steering.end_step(
                 self.num_steps,
-                self._loader_batch(batch_idx),
-                is_last=trainer.is_last_batch,
+                -1 if place is None else place,
+                is_last=trainer.is_last_batch and place is not None,
                 progress=progress(trainer, self.num_steps + 1),
             )
             metrics = self.steering.mixture.metrics | {"lag": float(self.steering.lag)}
@@ -326,10 +328,12 @@ class DataFlexCallback(Callback):
         if self.steering is not None:
             self.steering.end_epoch()
 
-    def _loader_batch(self, batch_idx: int) -> int:
-        """The number in the epoch of the last batch that the loader has given."""
-        leader = self._team.leader if self._team is not None else None
-        return batch_idx if leader is None or leader.flow is None else leader.flow.num_pulled - 1
+    def _place_in_epoch(self, batch_idx: int) -> int | None:
+        """The number in its epoch of the last batch that the loader has given; None if it has given none yet."""
+        flow = self._team.leader.flow if self._team is not None and self._team.leader is not None else None
+        if flow is None:
+            return batch_idx
+        return flow.num_used - 1 if flow.num_used else None
 
     def _decide(self, batch: RolloutBatch) -> Decision | None:
         """The decision to put into a batch; None outside of training, and where none is to be enforced."""

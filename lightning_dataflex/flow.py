@@ -75,7 +75,7 @@ class RolloutFlow:
         self._length: int | None = None
         self._over = False
         self._given: list[Any] = []
-        self._is_filled = self._has_stepped = False
+        self._is_filled = self._has_stepped = self._lives_on_rest = False
         self._restore: list[Callable[[], None]] = []
         self._trainer: Trainer | None = None
         self._module: LightningModule | None = None
@@ -139,6 +139,7 @@ class RolloutFlow:
         self._iterator = fetcher.iterator
         if self._over:
             self.num_pulled, self._over = 0, False
+        self._lives_on_rest = self._length is not None and 0 < self._length <= self.num_pulled
         draws = _Draws(fetcher._combined_loader, self)
         fetcher._combined_loader, fetcher.iterator = draws, draws
         # Nobody knows how many steps the epoch has, and nothing is drawn before its time.
@@ -149,7 +150,8 @@ class RolloutFlow:
 
     def restart(self, iterator: Iterator[Any]) -> None:
         """The loader begins another epoch."""
-        self._iterator, self.num_pulled, self._over, self._has_stepped = iterator, 0, False, False
+        self._iterator, self.num_pulled, self._over = iterator, 0, False
+        self._has_stepped = self._lives_on_rest = False
 
     def detach(self) -> None:
         """Leave the module as it was found."""
@@ -171,7 +173,7 @@ class RolloutFlow:
             gate.begin_step()
         if self.refill is not None:
             self.refill.begin_step(self.step())
-        if not self.queue.knows_its_type:
+        if not self.queue.batch_size:
             self._pull()
         batch = self._drawn()
         if batch is None:
@@ -243,6 +245,14 @@ class RolloutFlow:
         used_up = self._length is not None and self.num_pulled >= self._length
         self._over = used_up and len(self.queue) < self.queue.world
         loop._data_fetcher.done = loop.epoch_loop.batch_progress.is_last_batch = self._over
+
+    @property
+    def num_used(self) -> int | None:
+        """Batches that this iteration of the loader has given; None if the run was resumed after its last.
+
+        What then waits still belongs to the epoch before, while the loader is at the next.
+        """
+        return None if self._lives_on_rest else self.num_pulled
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 

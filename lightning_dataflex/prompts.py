@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,9 @@ from lightning_dataflex.core.plain import plain, restored
 from lightning_dataflex.core.rollout import ALIASES, RolloutBatch
 from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken
 from lightning_dataflex.sync import Group, exchanged, num_ranks
+
+Kind = Literal["rows", "tensor", "columns"]
+"""What a batch of prompts is: a list of rows, one tensor, or a column for each field."""
 
 
 class PromptQueue:
@@ -37,7 +40,8 @@ class PromptQueue:
     def __init__(self, layout: Layout, process_group: Group = None) -> None:
         self.layout, self.process_group = layout, process_group
         self._waiting: deque[Any] = deque()
-        self._example: Any = None
+        self._kind: Kind | None = None
+        self._like: Any = []
         self.batch_size = 0
         """Prompts of the largest batch that the loader has given, on one rank."""
 
@@ -56,8 +60,8 @@ class PromptQueue:
 
     def add(self, batch: Any) -> None:
         """The next batch of this rank's loader. A collective."""
+        self._like, self._kind = batch, _kind_of(batch)
         rows = self._rows(batch)
-        self._example = batch
         self.batch_size = max(self.batch_size, len(rows))
         if self.world > 1:
             mine = [(place, self.rank, row) for place, row in enumerate(rows)]
@@ -81,24 +85,19 @@ class PromptQueue:
 
     def batch(self, prompts: Sequence[Any]) -> Any:
         """These prompts as a batch of the loader's type."""
-        if isinstance(self._example, Tensor):
+        if self._kind == "tensor":
             return torch.stack(list(prompts))
-        if _is_rows(self._example):
-            return type(self._example)(prompts)
-        return rebuilt(self._example, joined([(columns, 0) for columns in prompts], self.layout))
+        if self._kind == "rows":
+            return type(self._like)(prompts)
+        return rebuilt(self._like, joined([(columns, 0) for columns in prompts], self.layout))
 
     def columns(self, prompts: Sequence[Any], names: Sequence[str], fields: Mapping[str, str]) -> RolloutBatch:
         """What a rule reads of these prompts."""
         return RolloutBatch({name: [self._value(prompt, name, fields) for prompt in prompts] for name in names})
 
     def _rows(self, batch: Any) -> list[Any]:
-        if isinstance(batch, Tensor) or _is_rows(batch):
+        if self._kind != "columns":
             return list(batch)
-        if not is_batch(batch):
-            raise ValueError(
-                f"The loader gives a {type(batch).__name__}, of which single prompts cannot be taken. Give a list of "
-                "rows (collate_fn=list), a tensor, or a mapping of columns."
-            )
         whole = RolloutBatch(batch)
         return [
             per_sample(RolloutBatch(taken(whole, torch.tensor([row]), self.layout)), self.layout)
@@ -107,10 +106,9 @@ class PromptQueue:
 
     def _value(self, prompt: Any, name: str, fields: Mapping[str, str]) -> Any:
         keys = [fields[name]] if name in fields else [name, *([ALIASES[name]] if name in ALIASES else [])]
-        single = not (isinstance(self._example, Tensor) or _is_rows(self._example))
         for key in keys:
             if isinstance(prompt, Mapping) and key in prompt:
-                return prompt[key][0] if single else prompt[key]
+                return prompt[key][0] if self._kind == "columns" else prompt[key]
             if not isinstance(prompt, Mapping) and hasattr(prompt, key):
                 return getattr(prompt, key)
         has = list(prompt) if isinstance(prompt, Mapping) else sorted(getattr(prompt, "__dict__", {}))
@@ -121,21 +119,28 @@ class PromptQueue:
 
     def state_dict(self) -> dict[str, Any]:
         """The prompts that wait; the same on every rank."""
-        return {"waiting": [plain(prompt, "A prompt") for prompt in self._waiting], "batch_size": self.batch_size}
+        waiting = [plain(prompt, "A prompt") for prompt in self._waiting]
+        return {"waiting": waiting, "batch_size": self.batch_size, "kind": self._kind}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self._waiting = deque(restored(prompt) for prompt in state["waiting"])
-        self.batch_size = state["batch_size"]
-
-    @property
-    def knows_its_type(self) -> bool:
-        """Whether a batch has been seen that others can be made like."""
-        return self._example is not None
+        self.batch_size, self._kind = state["batch_size"], state["kind"]
+        # Until the loader gives a batch again: a list, or a dict of columns.
+        self._like = {} if self._kind == "columns" else []
 
 
-def _is_rows(batch: Any) -> bool:
-    return isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields")
+def _kind_of(batch: Any) -> Kind:
+    if isinstance(batch, Tensor):
+        return "tensor"
+    if isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):
+        return "rows"
+    if is_batch(batch):
+        return "columns"
+    raise ValueError(
+        f"The loader gives a {type(batch).__name__}, of which single prompts cannot be taken. Give a list of rows "
+        "(collate_fn=list), a tensor, or a mapping of columns."
+    )
 
 
 def draw_size(missing: int, keep_rate: float, most: int, world: int) -> int:

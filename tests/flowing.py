@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
-from lightning_dataflex import DataFlexCallback, DataFlexPoint
+from lightning_dataflex import DataFlexCallback, DataFlexPoint, mixture_dataloader
 from lightning_dataflex.functional.advantages import grpo_advantages
 from lightning_dataflex.functional.loss import loss_denominator
 
@@ -28,7 +28,10 @@ OUTCOMES = {"mixed": [1.0, 0.0, 1.0, 0.0], "easy": [1.0] * 4, "hard": [0.0] * 4,
 
 def prompts(kinds: Sequence[str]) -> list[dict[str, Any]]:
     """Rows with these kinds, and the length of their responses."""
-    return [{"prompt_id": f"p{i}", "kind": kind, "length": 1 + i % 3} for i, kind in enumerate(kinds)]
+    return [
+        {"prompt_id": f"p{i}", "kind": kind, "length": 1 + i % 3, "domain": "abc"[i % 3]}
+        for i, kind in enumerate(kinds)
+    ]
 
 
 class Dealt(Sampler[int]):
@@ -92,6 +95,7 @@ class Rolling(LightningModule):
             "advantages": grpo_advantages(torch.nan_to_num(rewards), ids),
             "uid": uid,
             "kind": [row["kind"] for row in rows for _ in range(num)],
+            "domain": [row["domain"] for row in rows for _ in range(num)],
             "temperature": 1.0,
         }
 
@@ -125,6 +129,18 @@ class Logged(Callback):
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         values = trainer.logged_metrics
         self.steps.append({k.removeprefix("dataflex/"): float(v) for k, v in values.items()})
+
+
+class Mixed(Prompts):
+    """The same prompts, drawn by the proportions of their domains."""
+
+    def __init__(self, kinds: Sequence[str], batch_size: int = 4, num_workers: int = 0) -> None:
+        super().__init__(kinds, batch_size)
+        self.num_workers = num_workers
+
+    def train_dataloader(self) -> Any:
+        workers = {"num_workers": self.num_workers, "prefetch_factor": 2 if self.num_workers else None}
+        return mixture_dataloader(self.rows, self.batch_size, seed=5, collate_fn=list, **workers)
 
 
 def dapo(groups: int = 4, **changes: Any) -> DataFlexCallback:

@@ -74,9 +74,7 @@ def test_a_band_on_known_pass_rates_takes_prompts_from_inside_alone() -> None:
     module, _, trainer = fit([gate(scorer)], data, max_epochs=2)
     assert visits(module) == {"mixed": 16, "easy": 0, "hard": 0}
     assert trainer.global_step == 4
-    with pytest.raises(
-        ValueError, match=r"A prompt .* has no 'level'\. It has: prompt_id, kind, length"
-    ):
+    with pytest.raises(ValueError, match=r"A prompt .* has no 'level'\. It has: prompt_id, kind, length, domain"):
         fit([gate({"name": "pass_rate_band", "params": {"known": "level"}})], Prompts(KINDS, 4))
 
 
@@ -115,7 +113,7 @@ def test_prompts_may_come_as_columns() -> None:
     class Columns(Rolling):
         def rollout(self, rows: Any, num_generations: int | None = None) -> dict[str, Any]:
             assert isinstance(rows["length"], torch.Tensor)
-            keys = ("prompt_id", "kind", "length")
+            keys = ("prompt_id", "kind", "length", "domain")
             return super().rollout([dict(zip(keys, row)) for row in zip(*(rows[key] for key in keys))], num_generations)
 
     data = Prompts(KINDS, 4, lambda rows, size, sampler, collate_fn: DataLoader(rows, size, sampler=sampler))

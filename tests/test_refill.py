@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_dataflex import DataFlexCallback
 from lightning_dataflex.prompts import draw_size
-from tests.flowing import GENERATIONS, LUCK, Prompts, Rolling, dapo, fit, gate, names
+from tests.flowing import GENERATIONS, LUCK, Mixed, Prompts, Rolling, dapo, fit, gate, names
 from tests.launch import ROOT, run
 
 SCRIPT = ["python", "tests/flowing.py"]
@@ -65,8 +65,8 @@ def test_draws_are_sized_by_what_was_kept_so_far() -> None:
 @pytest.mark.parametrize("drop", ["mask", "rows", "weight"])
 def test_a_budget_that_is_used_up_goes_on_with_what_there_is_and_says_so(drop: str) -> None:
     kinds = (["mixed"] + ["hard"] * 23) * 2
+    short = dapo(4, refill={"groups": 4, "max_rounds": 3}, drop=drop)
     with pytest.warns(UserWarning, match=r"kept 1 of 4 groups after 3 rounds of rollouts \(12 prompts\)"):
-        short = dapo(4, refill={"groups": 4, "max_rounds": 3}, drop=drop)
         module, logged, _ = fit([short], Prompts(kinds, 4), max_steps=1)
     (batch,) = module.given
     assert len(batch["uid"]) == (1 if drop == "rows" else 4) * GENERATIONS
@@ -162,6 +162,35 @@ def test_a_run_that_was_stopped_in_the_midst_of_a_refill_goes_on_as_if_it_was_no
     assert module.rolled_out == whole.rolled_out[stop:]
     assert rest == logged[stop:]
     assert torch.equal(module.weight, whole.weight)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_domains_are_mixed_by_all_rollouts_and_a_stopped_run_goes_on(num_workers: int, tmp_path: Path) -> None:
+    kinds = [["mixed", "hard", "mixed"][i % 3] for i in range(36)]
+
+    def callbacks() -> list:
+        mixer = {"name": "dump_ucb", "params": {"temperature": 0.5}}
+        return [DataFlexCallback("mix", actuator=mixer), gate("greso", label="greso"), dapo(3, label="dapo")]
+
+    length = {"max_steps": 14, "max_epochs": -1}
+    whole, logged, trainer = fit(callbacks(), Mixed(kinds, 4, num_workers), **length)
+    assert trainer.current_epoch > 1
+    for row, out in zip(logged, whole.rolled_out):
+        assert row["dapo/prompts"] == len(out)
+    # All that was rolled out is counted, groups that were dropped included.
+    counts = trainer.callbacks[0].pipeline.stats.count
+    assert counts.sum() == GENERATIONS * sum(map(len, whole.rolled_out))
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    fit([*callbacks(), saver], Mixed(kinds, 4, num_workers), enable_checkpointing=True, **length)
+    for stop in range(1, 14):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*is not resumable.*")
+            path = tmp_path / f"step={stop}.ckpt"
+            module, rest, _ = fit(callbacks(), Mixed(kinds, 4, num_workers), ckpt_path=path, **length)
+        assert module.rolled_out == whole.rolled_out[stop:], stop
+        same = [{k: v for k, v in row.items() if not k.endswith("lag")} for row in (*rest, *logged[stop:])]
+        assert same[: len(rest)] == same[len(rest) :], stop
+        assert torch.equal(module.weight, whole.weight)
 
 
 def seen(case: str, world: int, folder: Path) -> list[dict]:
