@@ -40,6 +40,8 @@ def small(config: Path, checkpoint: Path, folder: Path) -> list[str]:
     model = {"num_generations": 4, "max_new_tokens": 3}
     data = {"num_train": 8, "num_held_out": 2, "batch_size": 4}
     trainer = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1}
+    if config.stem in ("refill", "pods", "greso", "mopps"):
+        trainer |= {"max_epochs": -1, "max_steps": 2, "limit_train_batches": 1.0}
     if config.stem == "llm":
         model |= {"model_path": checkpoint}
         data |= {"source": "embedded", "domains": "[copy,addition]"}
@@ -65,7 +67,14 @@ def test_checks_and_trains_two_steps(
     (metrics,) = tmp_path.rglob("metrics.csv")
     steps = [row for row in csv.DictReader(metrics.open()) if row.get("loss/total")]
     assert len(steps) == 2
-    logs = {"baseline": [], "mix": ["prop_copy", "lag"], "mix_select": ["mix/prop_copy", "select/kept_frac"]}
+    logs = {
+        "baseline": [],
+        "refill": ["kept_frac", "rounds", "carried"],
+        "greso": ["greso/skipped", "refill/rounds"],
+        "mopps": ["passed", "skipped"],
+        "mix": ["prop_copy", "lag"],
+        "mix_select": ["mix/prop_copy", "select/kept_frac"],
+    }
     names = logs.get(config.stem, ["kept_frac"])
     assert ("DataFlexPoint" in checked) == bool(names)
     for row in steps:
@@ -76,3 +85,4 @@ def test_checks_and_trains_two_steps(
 def test_there_are_configurations() -> None:
     names = {path.stem for path in CONFIGS}
     assert {"baseline", "select", "difficulty", "reweight", "ppo", "llm", "mix", "mix_select"} <= names
+    assert {"refill", "pods", "greso", "mopps"} <= names
