@@ -19,13 +19,13 @@ from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.samples import Layout, compacted
+from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.deciding import Deciding
 from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.mount import BatchMount, Mount, mount_of
 from lightning_dataflex.steering import Steering
-from lightning_dataflex.team import Team, check_team
+from lightning_dataflex.team import Team, check_mount, check_team
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -132,7 +132,6 @@ class DataFlexCallback(Callback):
         self._team: Team | None = None
         self._mount: Mount | None = None
         self._trainer: Trainer | None = None
-        self._saved_flow: dict[str, Any] = {}
         self._acted = False
 
     @property
@@ -159,9 +158,8 @@ class DataFlexCallback(Callback):
         """Take back what `state_dict` gave."""
         self.num_steps = state_dict["num_steps"]
         self.pipeline.scorer.load_state_dict(state_dict["scorer"], strict=False)
-        self._saved_flow = state_dict.get("flow", {})
-        if self.flow is not None and self._saved_flow:
-            self.flow.load_state_dict(self._saved_flow)
+        if self.flow is not None and "flow" in state_dict:
+            self.flow.load_state_dict(state_dict["flow"])
         if self.steering is not None:
             self.steering.load_state_dict(state_dict)
         else:
@@ -179,8 +177,6 @@ class DataFlexCallback(Callback):
         self._team = Team(every)
         if self._team.leader is self:
             self.flow = self._team.flow()
-            if self._saved_flow:
-                self.flow.load_state_dict(self._saved_flow)
         if self.steering is not None:
             self.steering.attach(trainer)
             check_progress(self.pipeline.actuator, trainer)
@@ -212,28 +208,18 @@ class DataFlexCallback(Callback):
     def mount_kind(self, pl_module: LightningModule) -> Any:
         """Where the callback acts in this module; a ValueError where it cannot."""
         kind = mount_of(pl_module, self.config.mount)
-        rows, waits = self.config.drop == "rows", self.config.refill or self.pipeline.scorer.timing == "pre_rollout"
-        at_point, at_batch = getattr(kind, "__name__", "") == "PointMount", kind is BatchMount
-        if (waits and not at_point) or (rows and not at_point and not at_batch):
-            what = (
-                "drop is 'rows'" if rows else "refill is set" if self.config.refill else f"{self.name} chooses prompts"
-            )
-            raise ValueError(
-                f"{what}, and {type(pl_module).__name__} has no DataFlexPoint. Add self.dataflex = DataFlexPoint() and "
-                "batch = self.dataflex(batch) before the policy's forward pass"
-                f"{', or use drop: mask' if rows else ''}."
-            )
+        check_mount(self, kind, type(pl_module).__name__)
         return kind
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the place of the loader, now that it is there."""
         if self.flow is not None:
-            self.flow.enter_loader(trainer)
+            self.flow.source.enter_loader(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """And of the one that is made anew."""
         if self.flow is not None:
-            self.flow.enter_loader(trainer)
+            self.flow.source.enter_loader(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module as it was found."""
@@ -317,8 +303,8 @@ class DataFlexCallback(Callback):
             metrics, batch_size = self.deciding.metrics, max(1, self.deciding.num_samples)
         metrics |= self._team.metrics_of(self)
         if self.flow is not None:
-            self.flow.end_step()
-        prefix = _log_prefix(self, self._team.members)
+            self.flow.source.end_step()
+        prefix = self._team.log_prefix(self)
         for key, value in metrics.items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
         self.num_steps += 1
@@ -333,7 +319,8 @@ class DataFlexCallback(Callback):
         flow = self._team.leader.flow if self._team is not None and self._team.leader is not None else None
         if flow is None:
             return batch_idx
-        return flow.num_used - 1 if flow.num_used else None
+        num_used = flow.source.num_used
+        return num_used - 1 if num_used else None
 
     def _decide(self, batch: RolloutBatch) -> Decision | None:
         """The decision to put into a batch; None outside of training, and where none is to be enforced."""
@@ -356,11 +343,8 @@ class DataFlexCallback(Callback):
         return decision if self.config.enforce else None
 
     def _finished(self, batch: Any) -> Any:
-        """The batch without the samples that every callback was to see before they go."""
         assert self._team is not None
-        if not self._is_training or not self._team.drops_rows:
-            return batch
-        return compacted(RolloutBatch(batch, self.pipeline.fields), self._team.layout, trim=self._team.trims)
+        return self._team.finished(batch, self.pipeline.fields) if self._is_training else batch
 
     @property
     def _is_training(self) -> bool:
@@ -379,11 +363,3 @@ def dataflex_callbacks(trainer: Trainer) -> list[DataFlexCallback]:
     """Those of a Trainer, in their order."""
     every: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in every if isinstance(callback, DataFlexCallback)]
-
-
-def _log_prefix(callback: DataFlexCallback, several: list[DataFlexCallback]) -> str:
-    """`dataflex/`, and a label only where several callbacks log: the mechanism, if that says which."""
-    if len(several) == 1:
-        return "dataflex/"
-    alike = [c for c in several if c.config.mechanism == callback.config.mechanism]
-    return f"dataflex/{callback.config.label or (callback.config.mechanism if len(alike) == 1 else callback.name)}/"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,9 +14,10 @@ from lightning_dataflex.core.config import RefillConfig
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.samples import Layout
+from lightning_dataflex.core.samples import Layout, compacted
 from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.gate import Gate
+from lightning_dataflex.mount import BatchMount, PointMount
 from lightning_dataflex.refill import Refill
 
 if TYPE_CHECKING:
@@ -53,15 +54,20 @@ class Team:
         """What all of them have said of the batch."""
         return functools.reduce(operator.or_, (each.layout for each in self.members))
 
-    @property
-    def drops_rows(self) -> bool:
-        """Whether samples leave the batch."""
-        return any(each.config.drop == "rows" and each.config.enforce for each in self.members)
+    def finished(self, batch: Any, fields: Mapping[str, str]) -> Any:
+        """A batch that every callback has decided on, without the samples that are to leave it."""
+        if not any(each.config.drop == "rows" and each.config.enforce for each in self.members):
+            return batch
+        trim = any(each.config.trim for each in self.members)
+        return compacted(RolloutBatch(batch, fields), self.layout, trim=trim)
 
-    @property
-    def trims(self) -> bool:
-        """Whether tokens that are valid in no sample leave the batch."""
-        return any(each.config.trim for each in self.members)
+    def log_prefix(self, member: DataFlexCallback) -> str:
+        """`dataflex/`, and a label only where several callbacks log: the mechanism, if that says which."""
+        if len(self.members) == 1:
+            return "dataflex/"
+        mechanism = member.config.mechanism
+        alone = sum(each.config.mechanism == mechanism for each in self.members) == 1
+        return f"dataflex/{member.config.label or (mechanism if alone else member.name)}/"
 
     def flow(self) -> RolloutFlow:
         """The flow of rollouts that the leader holds."""
@@ -97,7 +103,7 @@ class Team:
         if member is self.refilling and flow.refill is not None:
             metrics |= flow.refill.metrics
         if member in self.gating:
-            metrics |= flow.gates[self.gating.index(member)].metrics
+            metrics |= flow.source.gates[self.gating.index(member)].metrics
         return metrics
 
 
@@ -124,6 +130,21 @@ def check_team(members: Sequence[DataFlexCallback]) -> None:
             f"{rows[0]} has drop: rows, and the callbacks act at {' and '.join(sorted(mounts))}: a later one would not "
             "see the samples that an earlier one has taken out. Give all of them one mount."
         )
+
+
+def check_mount(member: DataFlexCallback, kind: Any, module: str) -> None:
+    """Raise a ValueError for a place in a module at which a callback cannot do what it is asked for."""
+    config, chooses = member.config, member.pipeline.scorer.timing == "pre_rollout"
+    if kind is PointMount or not (config.drop == "rows" or config.refill or chooses):
+        return
+    if kind is BatchMount and not (config.refill or chooses):
+        return
+    what = "refill is set" if config.refill else f"{member.name} chooses prompts" if chooses else "drop is 'rows'"
+    instead = "" if config.refill or chooses else ", or use drop: mask"
+    raise ValueError(
+        f"{what}, and {module} has no DataFlexPoint. Add self.dataflex = DataFlexPoint(), and batch = "
+        f"self.dataflex(batch) before the policy's forward pass{instead}."
+    )
 
 
 def _decided(member: DataFlexCallback, batch: RolloutBatch) -> tuple[RolloutBatch, Tensor, int]:

@@ -164,6 +164,15 @@ def fit(
     return module, logged.steps, trainer
 
 
+def as_lists(state: Any) -> Any:
+    """A state with lists in place of tensors, to be compared."""
+    if isinstance(state, Tensor):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {key: as_lists(value) for key, value in state.items()}
+    return [as_lists(value) for value in state] if isinstance(state, (list, tuple)) else state
+
+
 def names(batch: dict[str, Any], kept: bool = True) -> list[str]:
     """The prompts of a batch that the loss was given, each once; those with a valid token."""
     valid = batch["response_mask"].bool().any(1).tolist()
