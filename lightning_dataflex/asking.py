@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torchmetrics.utilities import rank_zero_warn
+
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.registry import registered_name
 
@@ -11,13 +13,35 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
-def check_progress(actuator: Actuator, trainer: Trainer) -> None:
-    """Raise a ValueError if a mixer needs to know how long the run is, and nobody says."""
-    endless = (trainer.max_steps or -1) < 0 and (trainer.max_epochs or -1) < 0
-    if getattr(actuator, "needs_progress", False) and endless:
+def check_progress(actuator: Actuator, trainer: Trainer, *, epochs_vary: bool = False) -> None:
+    """Raise a ValueError if a mixer needs to know how long the run is, and nobody says.
+
+    Args:
+        epochs_vary: Whether it is not known how many steps an epoch has.
+    """
+    if not getattr(actuator, "needs_progress", False) or (trainer.max_steps or -1) >= 0:
+        return
+    name = registered_name(actuator)
+    if epochs_vary:
         raise ValueError(
-            f"{registered_name(actuator)} follows the progress of the run, but the Trainer has no max_steps and no "
-            "max_epochs. Give one, or total_steps to the mixer."
+            f"{name} follows the progress of the run, but with refill or rules on prompts nobody knows how many "
+            "steps an epoch has. Give the Trainer max_steps, or total_steps to the mixer."
+        )
+    if (trainer.max_epochs or -1) < 0:
+        raise ValueError(
+            f"{name} follows the progress of the run, but the Trainer has no max_steps and no max_epochs. Give one, or "
+            "total_steps to the mixer."
+        )
+
+
+def warn_of_schedules(trainer: Trainer) -> None:
+    """Warn if a learning rate schedule counts steps, and nobody knows how many there will be."""
+    by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
+    if by_step and (trainer.max_steps or -1) < 0:
+        rank_zero_warn(
+            "With refill or rules on prompts an epoch has fewer steps than the loader has batches, and a learning rate "
+            "schedule that counts steps may not come to its end. Give the Trainer max_steps.",
+            UserWarning,
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightning_dataflex.asking import check_progress, data_parallel_group, progress, setting
+from lightning_dataflex.asking import check_progress, data_parallel_group, progress, setting, warn_of_schedules
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.building import ComponentConfig
 from lightning_dataflex.core.compat import validate_compat
@@ -179,7 +179,7 @@ class DataFlexCallback(Callback):
             self.flow = self._team.flow()
         if self.steering is not None:
             self.steering.attach(trainer)
-            check_progress(self.pipeline.actuator, trainer)
+            check_progress(self.pipeline.actuator, trainer, epochs_vary=self._team.leader is not None)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, now that the module is configured and the strategy has wrapped it."""
@@ -214,6 +214,7 @@ class DataFlexCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the place of the loader, now that it is there."""
         if self.flow is not None:
+            warn_of_schedules(trainer)
             self.flow.source.enter_loader(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

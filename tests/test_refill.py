@@ -266,3 +266,16 @@ def test_what_does_not_fit_the_module_or_the_others_is_refused_before_the_first_
     speed = gate({"name": "speed", "params": {"num_screening": 4}}, refill={"groups": 2})
     with pytest.raises(ValueError, match="num_generations of Rolling is 4, and 4 responses are to screen"):
         fit([speed], data)
+
+
+def test_a_run_whose_length_nobody_knows_is_told_so() -> None:
+    """Rolling has a schedule that counts steps."""
+    with pytest.warns(UserWarning, match="schedule that counts steps may not come to its end. Give the Trainer max_st"):
+        fit([dapo(4)], Prompts(MIXED_OF_3, 4), max_epochs=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*schedule that counts steps")
+        fit([dapo(4)], Prompts(MIXED_OF_3, 4), max_steps=2)
+    mixer = DataFlexCallback("mix", actuator="e2h", domains=["a", "b", "c"])
+    with pytest.raises(ValueError, match=r"e2h follows the progress of the run, but with refill.*Give the Trainer max_"):
+        fit([mixer, dapo(4)], Mixed(["mixed"] * 12, 4), max_epochs=1)
+    fit([mixer, dapo(4)], Mixed(["mixed"] * 12, 4), max_steps=3, max_epochs=-1)
