@@ -212,15 +212,9 @@ class DataFlexCallback(Callback):
         return kind
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the place of the loader, now that it is there."""
+        """Say what may not go as planned, now that schedules are there."""
         if self.flow is not None:
             warn_of_schedules(trainer)
-            self.flow.source.enter_loader(trainer)
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """And of the one that is made anew."""
-        if self.flow is not None:
-            self.flow.source.enter_loader(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module as it was found."""
@@ -265,6 +259,8 @@ class DataFlexCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let the mount see the batch of the dataloader."""
         assert self._mount is not None
+        if self.flow is not None:
+            self.flow.begin_step()
         if self.deciding is not None:
             self.deciding.begin_batch(new_step=batch_idx % trainer.accumulate_grad_batches == 0)
         place = self._place_in_epoch(batch_idx)

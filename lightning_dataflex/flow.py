@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from lightning_dataflex.asking import setting
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout
+from lightning_dataflex.core.summary import Summary
 from lightning_dataflex.gate import Gate
 from lightning_dataflex.mount import points_of, replaced_attribute
 from lightning_dataflex.refill import Refill
@@ -22,8 +24,8 @@ from lightning_dataflex.sync import Group
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-Decide = Callable[[RolloutBatch], "tuple[RolloutBatch, Tensor, int]"]
-"""A round's batch with the decision in it, which of its samples are kept, (N,), and the groups that all ranks keep."""
+Decide = Callable[[RolloutBatch], "tuple[RolloutBatch, Tensor, Summary]"]
+"""A round's batch with the decision in it, which of its samples are kept, (N,), and what became of all ranks' samples."""
 
 
 class RolloutFlow:
@@ -59,8 +61,8 @@ class RolloutFlow:
     ) -> None:
         self.refill, self.decide, self.account, self.observers = refill, decide, account, list(observers)
         self.screening, self.layout, self.fields, self.step = screening, layout, dict(fields), step
-        self.source = PromptSource(gates, layout, step=step, begin_step=self._begin_step, size=self._size)
-        self._is_filled = False
+        self.source = PromptSource(gates, layout, step=step, first_size=self._first_size, next_size=self._next_size)
+        self._full: Any = None
         self._restore: list[Callable[[], None]] = []
         self._trainer: Trainer | None = None
         self._module: LightningModule | None = None
@@ -70,7 +72,7 @@ class RolloutFlow:
     def attach(self, trainer: Trainer, module: LightningModule, process_group: Group) -> None:
         """Be there when the module's point, and its rollout method, are called."""
         self._trainer, self._module = trainer, module
-        self.source.attach(process_group)
+        self.source.attach(trainer, process_group)
         if self.refill is not None:
             self.refill.process_group = process_group
 
@@ -92,6 +94,7 @@ class RolloutFlow:
                 self._screen(module, rollout, self.screening)
 
     def _screen(self, module: LightningModule, rollout: Callable[..., Any], num: int) -> None:
+        assert self.refill is not None
         total = setting(module, "num_generations")
         if not isinstance(total, int) or total <= num:
             raise ValueError(
@@ -99,12 +102,18 @@ class RolloutFlow:
                 "Set it to the size of a whole group, larger than that."
             )
 
+        parameters = inspect.signature(rollout).parameters
+        if "num_generations" not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            raise ValueError(
+                f"{self.refill.config.rollout} of {type(module).__name__} has no parameter num_generations. Screening "
+                "asks it for a part of a group: add num_generations=None."
+            )
+
         @functools.wraps(rollout)
         def screened(*args: Any, **kwargs: Any) -> Any:
             assert self._trainer is not None
             return rollout(*args, **{"num_generations": num, **kwargs} if self._trainer.training else kwargs)
 
-        assert self.refill is not None
         self._restore.append(replaced_attribute(module, self.refill.config.rollout, screened))
 
     def detach(self) -> None:
@@ -116,23 +125,36 @@ class RolloutFlow:
 
     # -- rollouts --------------------------------------------------------------------------------------------------
 
+    def begin_step(self) -> None:
+        """A step is about to be trained on."""
+        self._full = None
+        for gate in self.source.gates:
+            gate.begin_step()
+        if self.refill is not None:
+            self.refill.begin_step(self.step())
+
     def _filled(self, source: Any) -> Any:
-        """The step's batch, from its first rollouts; None to leave them as they are."""
-        if self._is_filled:  # a second point
-            return None
-        self._is_filled = True
+        """The step's batch, from its first rollouts."""
+        if self._full is not None:  # a second point, or a second call of the step
+            return self._full
         rollout = RolloutBatch.of(source, self.fields)
         self._see(rollout)
-        if self.refill is None:
-            return None
+        self._full = source if self.refill is None else self._refilled(self.refill, rollout)
+        return self._full
+
+    def _refilled(self, refill: Refill, rollout: RolloutBatch) -> Any:
         assert self.decide is not None
-        refill, source, queue, ended = self.refill, self.source, self.source.queue, False
+        source, queue, ended = self.source, self.source.queue, False
         while True:
-            num_prompts = queue.world * len(source.given)
-            batch, keep, num_kept = self.decide(rollout)
+            num_own = len(source.given)
+            batch, keep, summary = self.decide(rollout)
+            # A prompt that was drawn twice in one round has twice the samples, and is two groups.
+            num_prompts = queue.world * num_own
+            size = None if summary.num_samples % num_prompts else summary.num_samples // num_prompts
+            num_kept = summary.num_groups_kept(size)
             if self.screening is not None:
-                batch, keep = self._continued(rollout, keep, num_kept)
-            refill.add(batch, keep, num_prompts, num_kept, self.step())
+                batch, keep, size = self._continued(rollout, keep, num_kept)
+            refill.add(batch, keep, self.step(), size=size, num_prompts=num_prompts, num_kept=num_kept)
             if not refill.missing(queue.world) or refill.metrics["rounds"] == refill.config.max_rounds:
                 break
             prompts = source.next_prompts()
@@ -143,16 +165,14 @@ class RolloutFlow:
             self._see(rollout)
         full, num_groups = refill.full_batch(batch, queue.rank, queue.world, ended=ended)
         self.account(num_groups)
-        source.say_whether_over()
         return full
 
     def _see(self, rollout: RolloutBatch) -> None:
         for gate in self.source.gates:
-            gate.see(rollout)
+            gate.see(rollout, self.source.given, self.source.queue)
         for observe in self.observers:
             observe(rollout)
 
-    @torch.no_grad()
     def _rolled_out(self, prompts: Any, **settings: Any) -> RolloutBatch:
         """Rollouts of prompts that come from the queue, made ready as the Trainer does with its batches."""
         trainer, module, refill = self._trainer, self._module, self.refill
@@ -165,12 +185,14 @@ class RolloutFlow:
         rollout = getattr(module, refill.config.rollout)(prompts, **settings)
         return RolloutBatch.of(rollout, self.fields)
 
-    def _continued(self, rollout: RolloutBatch, keep: Tensor, num_kept: int) -> tuple[RolloutBatch, Tensor]:
+    def _continued(self, rollout: RolloutBatch, keep: Tensor, num_kept: int) -> tuple[RolloutBatch, Tensor, int]:
+        """The whole groups of promising prompts, which of their samples are kept, and the size of a group."""
         assert self._module is not None
         assert self.screening is not None
+        total = setting(self._module, "num_generations")
         if not num_kept:
-            return rollout, keep
-        rest = setting(self._module, "num_generations") - self.screening
+            return rollout, keep, total
+        rest = total - self.screening
 
         def generate(prompts: Sequence[Any]) -> RolloutBatch:
             return self._rolled_out(self.source.queue.batch(prompts), num_generations=rest)
@@ -178,7 +200,8 @@ class RolloutFlow:
         given = self.source.given
         ids = self.source.queue.columns(given, ["prompt_id"], self.fields)
         estimator = setting(self._module, "adv_estimator")
-        return continued(rollout, keep, given, ids, generate, self.layout, estimator)
+        batch, keep = continued(rollout, keep, given, ids, generate, self.layout, estimator)
+        return batch, keep, total
 
     # -- after a step ----------------------------------------------------------------------------------------------
 
@@ -192,11 +215,10 @@ class RolloutFlow:
         if self.refill is not None and "refill" in state:
             self.refill.load_state_dict(state["refill"])
 
-    def _begin_step(self) -> None:
-        self._is_filled = False
-        if self.refill is not None:
-            self.refill.begin_step(self.step())
-
-    def _size(self, batch_size: int) -> int:
+    def _first_size(self, batch_size: int, num_before: int) -> int:
         world = self.source.queue.world
-        return self.refill.next_size(batch_size, world) if self.refill is not None else batch_size * world
+        return batch_size * world if self.refill is None else self.refill.first_size(batch_size, world, num_before)
+
+    def _next_size(self, batch_size: int) -> int:
+        assert self.refill is not None
+        return self.refill.next_size(batch_size, self.source.queue.world)

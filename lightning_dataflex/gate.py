@@ -35,7 +35,8 @@ class Gate:
     ) -> None:
         assert isinstance(selector, Selector)
         self.scorer, self.selector, self.fields, self.is_due = scorer, selector, dict(fields), is_due
-        self.num_passed = self.num_skipped = 0
+        self.judged = [0, 0]
+        """Prompts that passed, and that were skipped, for the rollouts of this step; of all ranks."""
         self._in_force: dict[str, float] = {}
         self._ids: list[torch.Tensor] = []
         self._outcomes: list[torch.Tensor] = []
@@ -49,29 +50,35 @@ class Gate:
     def passing(self, prompts: Sequence[Any], queue: PromptQueue, num: int, step_id: int) -> list[bool]:
         """Which of these prompts are to be rolled out, of which `num` are wanted."""
         if not self.is_due() or not prompts:
-            self.num_passed += len(prompts)
             return [True] * len(prompts)
         names = dict.fromkeys((*self.scorer.requires, *self.selector.requires))
         batch = queue.columns(prompts, list(names), self.fields)
         scores = self.scorer.score(batch, step_id)
-        keep = self.selector.keep(scores, batch, num=num, step_id=step_id).tolist()
-        self.num_passed += sum(keep)
-        self.num_skipped += len(keep) - sum(keep)
-        return keep
+        return self.selector.keep(scores, batch, num=num, step_id=step_id).tolist()
 
     def begin_step(self) -> None:
-        """Nothing was judged yet."""
-        self.num_passed = self.num_skipped = 0
+        """A step is about to be trained on."""
         self._in_force = dict(self.scorer.settings) if isinstance(self.scorer, PromptScorer) else {}
 
     @torch.no_grad()
-    def see(self, batch: Any) -> None:
-        """Rollouts of this rank. A collective."""
-        rollout = RolloutBatch.of(batch, self.fields)
+    def see(self, batch: RolloutBatch, prompts: Sequence[Any], queue: PromptQueue) -> None:
+        """Rollouts of these prompts on this rank. A collective."""
+        if not isinstance(self.scorer, PromptScorer):
+            return
+        # A batch may know its prompts under the name that this project has for them, whatever the loader calls them.
+        mapped = RolloutBatch(batch.source, self.fields)
+        rollout = mapped if "prompt_id" in mapped else RolloutBatch(batch.source, _without(self.fields, "prompt_id"))
 
         def own() -> tuple[dict[str, torch.Tensor], int]:
             rollout.require(("rm_scores", "prompt_id"))
-            return {"id": prompt_ids(rollout), "outcome": rollout.outcomes.double()}, rollout.num_samples
+            ids, given = prompt_ids(rollout), prompt_ids(queue.columns(prompts, ["prompt_id"], self.fields))
+            if not torch.isin(ids.cpu(), given).all():
+                raise ValueError(
+                    "The rollout batch has samples of prompts that were not given to it: its prompt_id (or uid) "
+                    f"{list(rollout['prompt_id'])[:3]} is none of theirs. Hand each prompt's id on in a field "
+                    "prompt_id, or nothing can be learned of it."
+                )
+            return {"id": ids, "outcome": rollout.outcomes.double()}, rollout.num_samples
 
         columns, _ = exchanged(own, self.process_group)
         self._ids.append(columns["id"].cpu())
@@ -87,4 +94,8 @@ class Gate:
     @property
     def metrics(self) -> dict[str, float]:
         """Numbers to log: prompts that passed and were skipped in this step, and by which settings of the scorer."""
-        return {"passed": float(self.num_passed), "skipped": float(self.num_skipped), **self._in_force}
+        return {"passed": float(self.judged[0]), "skipped": float(self.judged[1]), **self._in_force}
+
+
+def _without(fields: Mapping[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in fields.items() if key != name}

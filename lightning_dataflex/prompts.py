@@ -58,18 +58,20 @@ class PromptQueue:
         """This one."""
         return dist.get_rank(self.process_group) if self.world > 1 else 0
 
-    def add(self, batch: Any) -> None:
-        """The next batch of this rank's loader. A collective."""
-        self._like, self._kind = batch, _kind_of(batch)
-        rows = self._rows(batch)
-        self.batch_size = max(self.batch_size, len(rows))
+    def add(self, batch: Any) -> bool:
+        """The next batch of this rank's loader, None at its end. False if any rank is at its end. A collective."""
+        rows = [] if batch is None else self._rows(batch)
+        is_all = batch is not None
         if self.world > 1:
             mine = [(place, self.rank, row) for place, row in enumerate(rows)]
             # A sampler deals its stream out prompt by prompt: this puts it together again.
             columns, _ = exchanged(lambda: ({"prompt": mine}, len(mine)), self.process_group)
-            rows = [row for *_, row in sorted(columns["prompt"], key=lambda each: each[:2])]
-            self.batch_size = max(self.batch_size, -(-len(rows) // self.world))
+            everyone = sorted(columns.get("prompt", []), key=lambda each: each[:2])
+            is_all = len({rank for _, rank, _ in everyone}) == self.world
+            rows = [row for *_, row in everyone]
+        self.batch_size = max(self.batch_size, -(-len(rows) // self.world))
         self._waiting.extend(rows)
+        return is_all
 
     def take(self, num: int) -> list[Any]:
         """The next so many prompts, or what there is."""
@@ -96,16 +98,24 @@ class PromptQueue:
         return RolloutBatch({name: [self._value(prompt, name, fields) for prompt in prompts] for name in names})
 
     def _rows(self, batch: Any) -> list[Any]:
+        is_first = self._kind is None
+        self._like, self._kind = batch, _kind_of(batch)
         if self._kind != "columns":
-            return list(batch)
-        whole = RolloutBatch(batch)
-        return [
-            per_sample(RolloutBatch(taken(whole, torch.tensor([row]), self.layout)), self.layout)
-            for row in range(whole.num_samples)
-        ]
+            rows = list(batch)
+        else:
+            whole = RolloutBatch(batch)
+            rows = [
+                per_sample(RolloutBatch(taken(whole, torch.tensor([row]), self.layout)), self.layout)
+                for row in range(whole.num_samples)
+            ]
+        if is_first and rows:
+            # Said now, and not when a checkpoint is to be written.
+            plain(rows[0], "A prompt")
+        return rows
 
     def _value(self, prompt: Any, name: str, fields: Mapping[str, str]) -> Any:
-        keys = [fields[name]] if name in fields else [name, *([ALIASES[name]] if name in ALIASES else [])]
+        # A rollout batch may call a column otherwise than the prompts do.
+        keys = [each for each in (fields.get(name), name, ALIASES.get(name)) if each is not None]
         for key in keys:
             if isinstance(prompt, Mapping) and key in prompt:
                 return prompt[key][0] if self._kind == "columns" else prompt[key]
@@ -134,6 +144,11 @@ def _kind_of(batch: Any) -> Kind:
     if isinstance(batch, Tensor):
         return "tensor"
     if isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):
+        if any(isinstance(each, Tensor) for each in batch):
+            raise ValueError(
+                f"The loader gives a {type(batch).__name__} of tensors: they may be prompts, or columns of them. Give "
+                "a mapping of columns, or a list of rows that are mappings (collate_fn=list)."
+            )
         return "rows"
     if is_batch(batch):
         return "columns"
@@ -143,23 +158,19 @@ def _kind_of(batch: Any) -> Kind:
     )
 
 
-def draw_size(missing: int, keep_rate: float, most: int, world: int) -> int:
+def draw_size(missing: float, keep_rate: float, most: int, world: int, margin: float = 1.0) -> int:
     """Prompts to roll out so that `missing` of them are likely to be kept, over all ranks, as many on each.
-
-    Source: the adaptive batch size of GRESO, arXiv:2506.02177, with its margin of a quarter.
 
     Args:
         missing: Groups that are still wanted.
         keep_rate: Share of the prompts that were kept so far.
-        most: Prompts that a rollout may have.
+        most: Prompts that a rollout may have, over all ranks.
         world: Number of ranks.
+        margin: How many times as many as are expected to do.
 
     Example:
-        >>> draw_size(8, keep_rate=0.5, most=64, world=1), draw_size(8, keep_rate=0.5, most=16, world=1)
-        (20, 16)
+        >>> draw_size(8, keep_rate=0.5, most=64, world=1), draw_size(8, keep_rate=0.5, most=12, world=1)
+        (16, 12)
     """
-    wanted = math.ceil(MARGIN * missing / max(keep_rate, 1e-3))
+    wanted = math.ceil(margin * missing / max(keep_rate, 1e-3) - 1e-9)
     return -(-max(min(wanted, most), 1) // world) * world
-
-
-MARGIN = 1.25

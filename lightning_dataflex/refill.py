@@ -15,6 +15,9 @@ from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.prompts import draw_size
 from lightning_dataflex.sync import Group, exchanged
 
+MARGIN = 1.25
+"""How many times the expected prompts a further rollout has. That of the adaptive batch of GRESO, arXiv:2506.02177."""
+
 WARN_EVERY = 100
 """After the first, only every so many steps without a full batch are warned of."""
 
@@ -55,24 +58,41 @@ class Refill:
         """Groups that all ranks together still need for this step."""
         return max(0, world * self.config.groups - len(self.stock) - self._num_kept)
 
-    def next_size(self, most: int, world: int) -> int:
-        """Prompts to roll out next, over all ranks; a step rolls out one per rank at least."""
-        return draw_size(self.missing(world), self.keep_rate, most * world, world)
+    def first_size(self, most: int, world: int, num_before: int) -> int:
+        """Prompts to begin a step with, over all ranks, one per rank at least.
 
-    def add(self, batch: RolloutBatch, keep: Tensor, num_prompts: int, num_kept: int, step: int) -> None:
+        Args:
+            most: Of one rank.
+            world: Number of ranks.
+            num_before: With how many prompts the step before begins, if that is still to come; else 0.
+        """
+        target, stock = world * self.config.groups, float(len(self.stock))
+        if num_before:
+            stock = max(0.0, stock + self.keep_rate * num_before - target)
+        return draw_size(target - stock, self.keep_rate, most * world, world)
+
+    def next_size(self, most: int, world: int) -> int:
+        """Prompts to roll out next, over all ranks."""
+        return draw_size(self.missing(world), self.keep_rate, most * world, world, MARGIN)
+
+    def add(
+        self, batch: RolloutBatch, keep: Tensor, step: int, *, size: int | None, num_prompts: int, num_kept: int
+    ) -> None:
         """A round's rollouts.
 
         Args:
             batch: This rank's, with the decision in it.
             keep: (N,) bool, its samples that are kept; a group stays whole.
+            step: This one.
+            size: Samples of a group, where all have as many.
             num_prompts: Prompts of the round, over all ranks.
             num_kept: Groups that are kept, over all ranks.
-            step: This one.
         """
-        self._own += groups_of(batch, self.layout, step, among=keep)
+        self._own += groups_of(batch, self.layout, step, among=keep, size=size)
         if self._spare is None:
-            first = batch.group_ids == batch.group_ids[0]
-            self._spare = padding(groups_of(batch, self.layout, step, among=first)[0], batch, self.layout)
+            self._spare = padding(batch, self.layout, size or int((batch.group_ids == batch.group_ids[0]).sum()), step)
+            # Said now, and not when a checkpoint is to be written.
+            self._spare.state_dict()
         self._num_kept += num_kept
         self._num_prompts += num_prompts
         self.metrics["rounds"] += 1

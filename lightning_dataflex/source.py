@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lightning_dataflex.core.plain import plain, restored
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.gate import Gate
+from lightning_dataflex.mount import replaced_attribute
 from lightning_dataflex.prompts import PromptQueue
 from lightning_dataflex.sync import Group
 
@@ -19,17 +23,32 @@ MOST_CANDIDATES = 16
 """Prompts that gates look at for each that is to be rolled out, before a step goes on with those that passed."""
 
 
+@dataclass(frozen=True)
+class Draw:
+    """The prompts of a rollout, over all ranks, as many for each.
+
+    Attributes:
+        prompts: One by one.
+        judged: Of each gate, how many prompts of all ranks passed and were skipped for it.
+    """
+
+    prompts: list[Any]
+    judged: list[list[int]]
+
+
 class PromptSource:
     """Stands in the place of a Trainer's loader: its batches are the prompts that passed, as many as a step needs.
 
-    Every rank draws as many prompts as the others, and judges them alike.
+    The first prompts of a step are drawn before the step before them is trained on, because the Trainer asks then which
+    step is the last of an epoch. Every rank draws as many prompts as the others, and judges them alike.
 
     Args:
         gates: What decides before a rollout, in order.
         layout: What the fields of a batch of prompts are.
         step: The number of the current step.
-        begin_step: Is called before the first prompts of a step are drawn.
-        size: How many prompts are to be drawn next, over all ranks, of batches with so many on one rank.
+        first_size: How many prompts a step rolls out first, over all ranks; given how many a loader's batch has on one
+            rank, and with how many prompts the step before begins that is yet to be trained on.
+        next_size: How many it rolls out next.
     """
 
     def __init__(
@@ -38,59 +57,71 @@ class PromptSource:
         layout: Layout,
         *,
         step: Callable[[], int],
-        begin_step: Callable[[], None],
-        size: Callable[[int], int],
+        first_size: Callable[[int, int], int],
+        next_size: Callable[[int], int],
     ) -> None:
-        self.gates, self.step, self.begin_step, self.size = list(gates), step, begin_step, size
+        self.gates, self.step, self.first_size, self.next_size = list(gates), step, first_size, next_size
         self.queue = PromptQueue(layout)
         self.num_pulled = 0
         """Batches of the loader that this epoch has used."""
         self.given: list[Any] = []
         """The prompts that this rank rolls out now."""
+        self._ahead: Draw | None = None
         self._iterator: Iterator[Any] = iter(())
         self._length: int | None = None
-        self._over = self._has_stepped = self._lives_on_rest = False
-        self._loop: Any = None
+        self._has_ended = self._has_stepped = self._lives_on_rest = False
+        self._fetcher: Any = None
+        self._restore: Callable[[], None] = lambda: None
 
-    def attach(self, process_group: Group) -> None:
-        """Know the ranks that roll out."""
+    def attach(self, trainer: Trainer, process_group: Group) -> None:
+        """Be there whenever the Trainer sets its loader up, and know the ranks that roll out."""
         self.queue.process_group = process_group
         for gate in self.gates:
             gate.process_group = process_group
+        loop: Any = trainer.fit_loop
+        set_up = loop.setup_data
 
-    def enter_loader(self, trainer: Trainer) -> None:
+        @functools.wraps(set_up)
+        def setup_data() -> None:
+            set_up()
+            self._enter_loader(trainer)
+
+        self._restore = replaced_attribute(loop, "setup_data", setup_data)
+
+    def _enter_loader(self, trainer: Trainer) -> None:
         """Become the source of the Trainer's batches, in place of its loader."""
         loop: Any = trainer.fit_loop
-        self._loop = loop
-        fetcher = loop._data_fetcher
-        if isinstance(fetcher._combined_loader, _Draws):
+        fetcher = self._fetcher = loop._data_fetcher
+        if fetcher is None or isinstance(fetcher._combined_loader, _Batches):
             return
-        if not hasattr(fetcher, "prefetch_batches") or len(fetcher._combined_loader.flattened) != 1:
+        loader = fetcher._combined_loader
+        if not hasattr(fetcher, "prefetch_batches") or not isinstance(loader.iterables, type(loader.flattened[0])):
             raise ValueError(
                 "Prompts can be chosen from one training loader, in a training_step that takes a batch. Give one "
-                "loader, and no dataloader_iter."
+                "loader, in no list or dict, and no dataloader_iter."
             )
-        self._length = fetcher.length
-        self._iterator = fetcher.iterator
-        if self._over:
-            self.num_pulled, self._over = 0, False
-        self._lives_on_rest = self._length is not None and 0 < self._length <= self.num_pulled
-        draws = _Draws(fetcher._combined_loader, self)
-        fetcher._combined_loader, fetcher.iterator = draws, draws
-        # Nobody knows how many steps the epoch has, and nothing is drawn before its time.
+        _check_validation(trainer, loop.max_batches)
+        self._length, self._iterator = fetcher.length, _rest(list(fetcher.batches), fetcher.iterator)
+        if self._is_over:
+            self.num_pulled, self._has_ended = 0, False
+        self._lives_on_rest = self._has_ended
+        batches = _Batches(loader, self)
+        fetcher._combined_loader, fetcher.iterator = batches, batches
+        # Nobody knows how many steps the epoch has.
         fetcher.prefetch_batches, fetcher.length, fetcher.batches, fetcher.done = 0, None, [], False
-        if trainer.val_check_batch == loop.max_batches:
-            trainer.val_check_batch = float("inf")
         loop.max_batches = float("inf")
 
     def restart(self, iterator: Iterator[Any]) -> None:
         """The loader begins another epoch."""
-        self._iterator, self.num_pulled, self._over = iterator, 0, False
-        self._has_stepped = self._lives_on_rest = False
+        self._iterator, self.num_pulled = iterator, 0
+        self._has_ended = self._has_stepped = self._lives_on_rest = False
 
     def detach(self) -> None:
         """Let go of the Trainer."""
-        self._loop, self._iterator, self.given = None, iter(()), []
+        self._restore()
+        self._fetcher, self._iterator, self.given = None, iter(()), []
+
+    # -- draws -----------------------------------------------------------------------------------------------------
 
     def first_prompts(self) -> Any:
         """The prompts that this rank rolls out first in the next step. A collective.
@@ -98,30 +129,42 @@ class PromptSource:
         Raises:
             StopIteration: The data are used up.
         """
-        for gate in self.gates:
-            gate.begin_step()
-        self.begin_step()
-        if not self.queue.batch_size:
-            self._pull()
-        batch = self.next_prompts()
-        self.say_whether_over()
-        if batch is None:
+        draw = self._ahead or self._first_draw(self.step(), 0)
+        if draw is None:
             raise StopIteration
         self._has_stepped = True
-        return batch
+        self._ahead = self._first_draw(self.step() + 1, len(draw.prompts))
+        self._fetcher.done = self._ahead is None
+        for gate, judged in zip(self.gates, draw.judged):
+            gate.judged = judged
+        return self._own(draw)
 
     def next_prompts(self) -> Any:
-        """The next prompts for this rank; None where there are not enough for every rank. A collective."""
-        queue, world = self.queue, self.queue.world
-        prompts = self._passed(self.size(queue.batch_size))
-        num = len(prompts) - len(prompts) % world
-        queue.put_back(prompts[num:])
-        if not num:
+        """Further prompts for this rank; None where there are not enough for every rank. A collective."""
+        draw = self._draw(self.next_size(self.queue.batch_size), self.step())
+        if draw is None:
             return None
-        self.given = queue.own(prompts[:num])
-        return queue.batch(self.given)
+        for gate, judged in zip(self.gates, draw.judged):
+            gate.judged = [before + more for before, more in zip(gate.judged, judged)]
+        return self._own(draw)
 
-    def _passed(self, num: int) -> list[Any]:
+    def _own(self, draw: Draw) -> Any:
+        self.given = self.queue.own(draw.prompts)
+        return self.queue.batch(self.given)
+
+    def _first_draw(self, step: int, num_before: int) -> Draw | None:
+        if not self.queue.batch_size:
+            self._pull()
+        return self._draw(self.first_size(self.queue.batch_size, num_before), step)
+
+    def _draw(self, size: int, step: int) -> Draw | None:
+        judged = [[0, 0] for _ in self.gates]
+        prompts = self._passed(size, step, judged)
+        num = len(prompts) - len(prompts) % self.queue.world
+        self.queue.put_back(prompts[num:])
+        return Draw(prompts[:num], judged) if num else None
+
+    def _passed(self, num: int, step: int, judged: list[list[int]]) -> list[Any]:
         """The next prompts that pass all gates, at most so many, over all ranks."""
         passed: list[Any] = []
         skipped: list[Any] = []
@@ -130,10 +173,11 @@ class PromptSource:
             candidates = self._next_waiting(math.ceil(pool * (num - len(passed))))
             if not candidates:
                 break
-            for gate in self.gates:
-                passing = gate.passing(candidates, self.queue, num - len(passed), self.step())
+            for gate, counts in zip(self.gates, judged):
+                passing = gate.passing(candidates, self.queue, num - len(passed), step)
                 skipped += [prompt for prompt, passes in zip(candidates, passing) if not passes]
                 candidates = [prompt for prompt, passes in zip(candidates, passing) if passes]
+                counts[0], counts[1] = counts[0] + sum(passing), counts[1] + len(passing) - sum(passing)
             passed += candidates
         # At the end of the data the epoch is over; but each has a step, or there might never be one.
         must_go_on = len(skipped) >= MOST_CANDIDATES * num or not self._has_stepped
@@ -144,7 +188,8 @@ class PromptSource:
                 "of the others are rolled out too. Widen the rule.",
             )
             passed += skipped[: self.queue.world - len(passed)]
-        return passed
+        self.queue.put_back(passed[num:])
+        return passed[:num]
 
     def _next_waiting(self, num: int) -> list[Any]:
         while len(self.queue) < num and self._pull():
@@ -152,24 +197,20 @@ class PromptSource:
         return self.queue.take(num)
 
     def _pull(self) -> bool:
-        """Queue the next batch of the loader, on every rank its own; False at the end of the data."""
-        if self._length is not None and self.num_pulled >= self._length:
+        """Queue the next batch of the loader, on every rank its own; False at the end of the data. A collective."""
+        if self._has_ended:
             return False
-        try:
-            batch, *_ = next(self._iterator)
-        except StopIteration:
-            self._length = self.num_pulled
+        batch, *_ = next(self._iterator, (None,))
+        if not self.queue.add(batch):
+            self._has_ended = True
             return False
         self.num_pulled += 1
-        self.queue.add(batch)
+        self._has_ended = self._length is not None and self.num_pulled >= self._length
         return True
 
-    def say_whether_over(self) -> None:
-        """Tell the Trainer whether this is the last step of the epoch."""
-        loop = self._loop
-        used_up = self._length is not None and self.num_pulled >= self._length
-        self._over = used_up and len(self.queue) < self.queue.world
-        loop._data_fetcher.done = loop.epoch_loop.batch_progress.is_last_batch = self._over
+    @property
+    def _is_over(self) -> bool:
+        return self._has_ended and self._ahead is None and len(self.queue) < self.queue.world
 
     @property
     def num_used(self) -> int | None:
@@ -186,21 +227,30 @@ class PromptSource:
 
     def state_dict(self) -> dict[str, Any]:
         """What waits, and how far the epoch has come; the same on every rank."""
-        return {"queue": self.queue.state_dict(), "num_pulled": self.num_pulled, "over": self._over}
+        ahead = self._ahead
+        return {
+            "queue": self.queue.state_dict(),
+            "ahead": ahead and {"prompts": plain(ahead.prompts, "A prompt"), "judged": ahead.judged},
+            "num_pulled": self.num_pulled,
+            "has_ended": self._has_ended,
+            "has_stepped": self._has_stepped,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.queue.load_state_dict(state["queue"])
-        self.num_pulled, self._over = state["num_pulled"], state["over"]
+        self.num_pulled, self._has_ended = state["num_pulled"], state["has_ended"]
+        self._has_stepped, ahead = state["has_stepped"], state["ahead"]
+        self._ahead = ahead and Draw(restored(ahead["prompts"]), ahead["judged"])
 
 
-class _Draws:
+class _Batches:
     """What the Trainer takes for its loader: each batch is drawn by the source."""
 
     def __init__(self, loader: Any, source: PromptSource) -> None:
         self._loader, self._source, self._num_drawn = loader, source, 0
 
-    def __iter__(self) -> _Draws:
+    def __iter__(self) -> _Batches:
         self._source.restart(iter(self._loader))
         self._num_drawn = 0
         return self
@@ -212,3 +262,25 @@ class _Draws:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+
+def _rest(fetched: Sequence[Any], iterator: Iterator[Any]) -> Iterator[Any]:
+    """What was fetched already, and then what comes; asking a loader for its iterator would begin it anew."""
+    yield from fetched
+    while True:
+        try:
+            yield next(iterator)
+        except StopIteration:
+            return
+
+
+def _check_validation(trainer: Trainer, num_batches: float) -> None:
+    """Let a validation that comes once an epoch come at its end, whenever that is."""
+    once_an_epoch = trainer.val_check_batch in (num_batches, float("inf"))
+    if isinstance(trainer.val_check_interval, float) and not once_an_epoch and trainer.enable_validation:
+        raise ValueError(
+            f"val_check_interval is {trainer.val_check_interval}, a share of an epoch, but with refill or rules on "
+            "prompts nobody knows how many steps an epoch has. Give a number of steps."
+        )
+    if once_an_epoch:
+        trainer.val_check_batch = float("inf")

@@ -15,6 +15,7 @@ from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout, compacted
+from lightning_dataflex.core.summary import Summary
 from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.gate import Gate
 from lightning_dataflex.mount import BatchMount, PointMount
@@ -147,12 +148,12 @@ def check_mount(member: DataFlexCallback, kind: Any, module: str) -> None:
     )
 
 
-def _decided(member: DataFlexCallback, batch: RolloutBatch) -> tuple[RolloutBatch, Tensor, int]:
+def _decided(member: DataFlexCallback, batch: RolloutBatch) -> tuple[RolloutBatch, Tensor, Summary]:
     assert member.deciding is not None
     decision = member.deciding.asked(batch, member.num_steps)
     keep = decision.keep if decision.keep.dim() == 1 else decision.keep.any(-1)
     updates = decision.updates(batch, drop=member.config.drop, weights_key=member.config.weights_key)
-    return RolloutBatch(batch.replaced(updates), batch.fields), keep, decision.summary.num_groups_kept
+    return RolloutBatch(batch.replaced(updates), batch.fields), keep, decision.summary
 
 
 def _account(member: DataFlexCallback, num_groups: int) -> None:

@@ -43,6 +43,8 @@ class RefillConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"refill.{name} is {value!r}. It must be a whole number of at least {least}.")
+        if not isinstance(self.rollout, str):
+            raise ValueError(f"refill.rollout is {self.rollout!r}. Give the name of the module's method, as text.")
 
     @classmethod
     def of(cls, block: RefillConfig | Mapping[str, Any] | None) -> RefillConfig | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +44,9 @@ class SampleGroup:
         return cls(restored(state["columns"]), state["width"], state["born"])
 
 
-def groups_of(batch: RolloutBatch, layout: Layout, born: int, among: Tensor | None = None) -> list[SampleGroup]:
+def groups_of(
+    batch: RolloutBatch, layout: Layout, born: int, among: Tensor | None = None, size: int | None = None
+) -> list[SampleGroup]:
     """The groups of a batch, in the order in which they come first.
 
     Args:
@@ -50,6 +54,7 @@ def groups_of(batch: RolloutBatch, layout: Layout, born: int, among: Tensor | No
         layout: What its fields are.
         born: The step in which it was generated.
         among: (N,) bool. Only groups with such a sample; default all.
+        size: Samples of a group, where that is known: more with one `uid` are several groups.
 
     Example:
         >>> batch = RolloutBatch({"uid": ["a", "b", "a"], "response_mask": torch.ones(3, 2)})
@@ -65,23 +70,35 @@ def groups_of(batch: RolloutBatch, layout: Layout, born: int, among: Tensor | No
     found = []
     for uid, places in rows.items():
         if uid in chosen:
-            part = RolloutBatch(taken(batch, torch.tensor(places), layout), batch.fields)
-            found.append(SampleGroup(per_sample(part, layout), width, born))
+            for start in range(0, len(places), size or len(places)):
+                some = torch.tensor(places[start : start + (size or len(places))])
+                part = per_sample(RolloutBatch(taken(batch, some, layout), batch.fields), layout)
+                found.append(SampleGroup(_detached(part), width, born))
     return found
 
 
 def together(groups: Sequence[SampleGroup], like: RolloutBatch, layout: Layout) -> Any:
-    """A batch of the type of `like` with the samples of these groups, on its device."""
+    """A batch of the type of `like` with the samples of these groups, on its device.
+
+    Groups of different rollouts that have the same `uid` get one of their own.
+    """
+    name = like.fields.get("uid", "uid")
+    groups = _renamed(groups, name) if len(groups) > 1 else groups
     columns = joined([(group.columns, group.width) for group in groups], layout, like.fields)
     there = per_sample(like, layout)
     placed = {name: _moved(value, _device(there.get(name))) for name, value in columns.items()}
     return rebuilt(like.source, placed)
 
 
-def padding(group: SampleGroup, like: RolloutBatch, layout: Layout) -> SampleGroup:
-    """A group of the same shape with nothing but padding in it."""
-    blank = RolloutBatch(blanked(RolloutBatch(together([group], like, layout), like.fields)), like.fields)
-    return SampleGroup(per_sample(blank, layout), group.width, group.born)
+def padding(batch: RolloutBatch, layout: Layout, size: int, born: int) -> SampleGroup:
+    """A group of so many samples like those of a batch, with nothing but padding in it."""
+    some = RolloutBatch(taken(batch, torch.zeros(size, dtype=torch.int64), layout), batch.fields)
+    blank = RolloutBatch(blanked(some), batch.fields)
+    return SampleGroup(_detached(per_sample(blank, layout)), batch.token_mask.shape[1], born)
+
+
+def _detached(columns: Columns) -> Columns:
+    return {name: _moved(value, None) for name, value in columns.items()}
 
 
 def _device(value: Any) -> Any:
@@ -93,4 +110,40 @@ def _device(value: Any) -> Any:
 def _moved(value: Any, device: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _moved(each, device) for key, each in value.items()}
-    return value.detach().to(device) if isinstance(value, Tensor) and device is not None else value
+    if isinstance(value, Tensor):
+        return value.detach() if device is None else value.detach().to(device)
+    return value
+
+
+def _renamed(groups: Sequence[SampleGroup], name: str) -> list[SampleGroup]:
+    firsts = [group.columns[name][0] for group in groups]
+    names = [each.item() if isinstance(each, (Tensor, np.generic)) else each for each in firsts]
+    taken_names, result = set(names), []
+    seen: set[Any] = set()
+    for group, uid in zip(groups, names):
+        if uid in seen:
+            uid = _free_name(uid, taken_names)
+            taken_names.add(uid)
+            group = replace(group, columns=group.columns | {name: _filled(group.columns[name], uid)})
+        seen.add(uid)
+        result.append(group)
+    return result
+
+
+def _free_name(uid: Any, others: set[Any]) -> Any:
+    """A name that nobody has, of the same type where that goes."""
+    if isinstance(uid, int):
+        return max(each for each in others if isinstance(each, int)) + 1
+    candidates = (f"{uid}~{i}" if isinstance(uid, str) else (uid, i) for i in itertools.count(2))
+    return next(each for each in candidates if each not in others)
+
+
+def _filled(column: Any, value: Any) -> Any:
+    if isinstance(column, Tensor):
+        return torch.full_like(column, value)
+    filled = [value] * len(column)
+    if not isinstance(column, np.ndarray):
+        return filled
+    array = np.empty(len(column), dtype=object)
+    array[:] = filled
+    return array.astype(column.dtype) if column.dtype.kind in "iuf" else array

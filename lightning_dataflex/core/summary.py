@@ -76,12 +76,16 @@ class Summary:
     numbers: RowNumbers
     of_tokens: bool
 
+    def num_groups_kept(self, size: int | None) -> int:
+        """Groups of which a sample is kept. With the size of a group, more samples of one `uid` are several groups."""
+        kept, uid = self.numbers["num_kept"] > 0, self.numbers["uid"]
+        names = torch.unique(uid[kept.to(uid.device)])
+        return len(names) if size is None else int(torch.isin(uid, names).sum()) // size
+
     @property
-    def num_groups_kept(self) -> int:
-        """Groups of which a sample is kept; samples, where there are no groups."""
-        kept = self.numbers["num_kept"] > 0
-        uid = self.numbers.get("uid")
-        return int(kept.sum()) if uid is None else torch.unique(uid.to(kept.device)[kept]).numel()
+    def num_samples(self) -> int:
+        """Of all ranks."""
+        return len(self.numbers["num_tokens"])
 
 
 def summary(numbers: RowNumbers, *, of_tokens: bool) -> dict[str, Tensor]:

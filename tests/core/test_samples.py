@@ -191,9 +191,9 @@ def test_padding_counts_nowhere() -> None:
     blank = RolloutBatch(blanked(batch))
     assert not blank.num_tokens.any()
     assert blank.outcomes.isnan().all()
-    group = padding(groups_of(batch, Layout(), 0)[0], batch, Layout())
+    group = padding(batch, Layout(), 3, 0)
     assert not group.columns["response_mask"].any()
-    assert len(group.columns["texts"]) == 2
+    assert len(group.columns["texts"]) == 3
 
 
 def test_the_columns_of_a_batch_are_named() -> None:
