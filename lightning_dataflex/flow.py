@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 Decide = Callable[[RolloutBatch], "tuple[RolloutBatch, Tensor, Summary]"]
-"""A round's batch with the decision in it, which of its samples are kept, (N,), and what became of all ranks' samples."""
+"""A round's batch with the decision in it, which samples are kept, (N,), and what became of all ranks' samples."""
 
 
 class RolloutFlow:
