@@ -50,9 +50,8 @@ METHODS: dict[str, list[dict[str, Any]]] = {
     "pods rows": [PODS],
     "greso + refill": [GRESO, DAPO | REFILL],
     "mopps": [MOPPS],
-    "speed": [SPEED],
     "mopps + pods rows": [MOPPS, PODS],
-    "greso + refill + pods": [GRESO, PODS | REFILL],
+    "speed": [SPEED],
 }
 COSTS = {"generated": "generated tokens", "trained": "trained tokens", "seconds": "seconds of one core"}
 
@@ -94,7 +93,7 @@ def one_run(method: str, seed: int) -> list[dict[str, float]]:
 
 
 def all_runs(methods: list[str], seeds: list[int], workers: int, folder: Path) -> dict[str, list[Any]]:
-    """The curve of each method and seed. Runs that the folder has already are not made again."""
+    """The curve of each method and seed. Runs that the folder has already are not made again: empty it for new code."""
 
     def runs_of(seed: int) -> None:
         for method in methods:
@@ -117,9 +116,9 @@ def all_runs(methods: list[str], seeds: list[int], workers: int, folder: Path) -
 
 
 def smoothed(points: list[dict[str, float]], width: int = 3) -> np.ndarray:
-    """Solve rates, each the mean of its neighbours: one evaluation is of 320 prompts."""
+    """Solve rates, each the mean of the last few: one evaluation is of 320 prompts."""
     rates = np.array([point["rate"] for point in points])
-    return np.array([rates[max(0, i - width // 2) : i + width // 2 + 1].mean() for i in range(len(rates))])
+    return np.array([rates[max(0, i + 1 - width) : i + 1].mean() for i in range(len(rates))])
 
 
 def cost_to_reach(points: list[dict[str, float]], target: float, cost: str) -> float:
@@ -139,10 +138,15 @@ def interval(values: list[float]) -> str:
     """Mean and half the width of its 95 % confidence interval over seeds."""
     sample = np.array(values)
     if np.isnan(sample).any():
-        return f"not reached ({np.isfinite(sample).sum()} of {len(sample)})"
-    quantile = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}.get(len(sample), 2.0)
-    half = quantile * sample.std(ddof=1) / len(sample) ** 0.5 if len(sample) > 1 else 0.0
-    return f"{sample.mean():.2f} ± {half:.2f}"
+        return f"reached by {np.isfinite(sample).sum()} of {len(sample)}"
+    return f"{sample.mean():.3f}" + (f" ± {half_width(sample):.3f}" if len(sample) > 1 else "")
+
+
+def half_width(sample: np.ndarray) -> np.ndarray:
+    """Half the 95 % confidence interval of a mean over the first dimension, by Student's t."""
+    quantiles = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26]
+    quantile = quantiles[len(sample) - 2] if len(sample) < 11 else 2.23
+    return quantile * sample.std(0, ddof=1) / len(sample) ** 0.5
 
 
 def table(curves: dict[str, list[Any]]) -> str:
@@ -176,7 +180,7 @@ def plot(curves: dict[str, list[Any]]) -> Figure:
         for method, runs in curves.items():
             grid = np.linspace(0, min(points[-1][cost] for points in runs), 60)
             rates = np.stack([np.interp(grid, [p[cost] for p in points], smoothed(points)) for points in runs])
-            half = 2.78 * rates.std(0, ddof=1) / len(runs) ** 0.5 if len(runs) > 1 else 0 * rates[0]
+            half = half_width(rates) if len(runs) > 1 else 0 * rates[0]
             (line,) = ax.plot(grid, rates.mean(0), label=method)
             ax.fill_between(grid, rates.mean(0) - half, rates.mean(0) + half, color=line.get_color(), alpha=0.12)
         ax.set_xlabel(title)

@@ -3,8 +3,8 @@
     python benchmarks/rows.py
 
 The update of the example's policy on one rollout batch: forward, backward and optimiser step. A straight line through
-the origin would be ideal; the ratio says how far above it a step is. All fractions are timed in turn, round after
-round, and the median is taken, so that a busy machine is shared alike.
+the origin would be ideal. All fractions are timed in turn, round after round; what is printed are medians and quartiles
+of the ratios within a round, so that a busy machine is shared alike.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def masked(batch: dict[str, torch.Tensor], fraction: float) -> dict[str, torch.T
     return batch | {"response_mask": batch["response_mask"] * keep[:, None]}
 
 
-def step_time(model: torch.nn.Module, batch: dict[str, torch.Tensor], drop: str) -> float:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+def step_time(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor], drop: str
+) -> float:
     start = time.perf_counter()
     if drop == "rows":
         batch = compacted(RolloutBatch(batch), Layout())
@@ -54,7 +55,14 @@ def step_time(model: torch.nn.Module, batch: dict[str, torch.Tensor], drop: str)
     log_probs = logits[:, :-1].log_softmax(-1).gather(-1, batch["input_ids"][:, -width:, None])[..., 0]
     policy_loss(log_probs, batch["old_log_probs"], batch["advantages"], batch["response_mask"]).loss.backward()
     optimizer.step()
+    optimizer.zero_grad()
     return time.perf_counter() - start
+
+
+def spread(seen: list[float], reference: list[float]) -> str:
+    """Median and quartiles of the ratios, round by round."""
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(seen, reference)], n=4)
+    return f"{middle:.2f} ({low:.2f}..{high:.2f})"
 
 
 def main() -> None:
@@ -67,17 +75,19 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model, batch = embedded_model(0), rollout(args.samples, args.prompt, args.response)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     times: dict[tuple[str, float], list[float]] = {(drop, f): [] for drop in ("rows", "mask") for f in FRACTIONS}
     for _ in range(args.rounds + 1):
         for (drop, fraction), seen in times.items():
-            seen.append(step_time(model, masked(batch, fraction), drop))
-    medians = {key: statistics.median(seen[1:]) for key, seen in times.items()}
-    whole = medians["rows", 1.0]
+            seen.append(step_time(model, optimizer, masked(batch, fraction), drop))
+    whole = times["rows", 1.0][1:]
     print("| kept | `rows`: time, as a share of the whole step's | ratio to the ideal line | `mask`: time |")
     print("|---|---|---|---|")
     for fraction in FRACTIONS:
-        rows, mask = medians["rows", fraction] / whole, medians["mask", fraction] / whole
-        print(f"| {fraction:g} | {rows:.3f} | {rows / fraction:.2f} | {mask:.3f} |")
+        # Of the same round, so that both had the same neighbours.
+        rows, mask = (spread(times[drop, fraction][1:], whole) for drop in ("rows", "mask"))
+        ratio = spread(times["rows", fraction][1:], [fraction * time for time in whole])
+        print(f"| {fraction:g} | {rows} | {ratio} | {mask} |")
 
 
 if __name__ == "__main__":

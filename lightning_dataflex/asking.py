@@ -39,8 +39,8 @@ def warn_of_schedules(trainer: Trainer) -> None:
     by_step = any(config.interval == "step" for config in trainer.lr_scheduler_configs)
     if by_step and (trainer.max_steps or -1) < 0:
         rank_zero_warn(
-            "With refill or rules on prompts an epoch has fewer steps than the loader has batches, and a learning rate "
-            "schedule that counts steps may not come to its end. Give the Trainer max_steps.",
+            "With refill or rules on prompts an epoch has not as many steps as the loader has batches, and a learning "
+            "rate schedule that counts steps may not come to its end. Give the Trainer max_steps.",
             UserWarning,
         )
 

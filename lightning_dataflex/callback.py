@@ -123,9 +123,11 @@ class DataFlexCallback(Callback):
         if isinstance(self.pipeline, Pipeline) and self.pipeline.actuator.changes_advantages:
             # They are to be replaced: a rank that lacks them must say so while the others listen.
             self.pipeline.requires = (*self.pipeline.requires, "advantages")
+        if isinstance(self.pipeline, Pipeline) and self.config.refill is not None:
+            self.pipeline.requires = (*self.pipeline.requires, "uid")
         self.steering = Steering(self.pipeline, enforce=enforce) if isinstance(self.pipeline, Mixture) else None
         self.deciding = Deciding(self.pipeline, self.config, self.name) if isinstance(self.pipeline, Pipeline) else None
-        self.layout = Layout.of(shared_fields, token_fields)
+        self.layout = Layout.of(shared_fields, [*(token_fields or ()), weights_key])
         self.num_steps = 0
         self.flow: RolloutFlow | None = None
         """Of the callback that leads it: what prompts are rolled out, and how often."""
@@ -174,7 +176,7 @@ class DataFlexCallback(Callback):
         self.check(pl_module)
         every = dataflex_callbacks(trainer)
         check_team(every)
-        self._team = Team(every)
+        self._team, self.flow = Team(every), None
         if self._team.leader is self:
             self.flow = self._team.flow()
         if self.steering is not None:
@@ -243,10 +245,6 @@ class DataFlexCallback(Callback):
         return self.steering is None and (
             self.pipeline.scorer.timing != "pre_rollout" or self.config.refill is not None
         )
-
-    def is_due(self) -> bool:
-        """Whether it is time to act on prompts, and to do more than to log it."""
-        return self.config.enforce and self.num_steps >= self.config.warmup_step
 
     @property
     def _waits_for_the_flow(self) -> bool:

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.asking import setting
-from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.summary import Summary
-from lightning_dataflex.gate import Gate
+from lightning_dataflex.functional.advantages import group_advantages
+from lightning_dataflex.gate import Gate, check_given
 from lightning_dataflex.mount import points_of, replaced_attribute
 from lightning_dataflex.refill import Refill
 from lightning_dataflex.screening import continued
 from lightning_dataflex.source import PromptSource
-from lightning_dataflex.sync import Group
+from lightning_dataflex.sync import Group, exchanged
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-Decide = Callable[[RolloutBatch], "tuple[RolloutBatch, Tensor, Summary]"]
+RoundDecision = Callable[[RolloutBatch], "tuple[RolloutBatch, Tensor, Summary]"]
 """A round's batch with the decision in it, which samples are kept, (N,), and what became of all ranks' samples."""
 
 
@@ -41,8 +42,10 @@ class RolloutFlow:
         account: With a refill, is told how many groups of all ranks the loss gets.
         observers: What else is to see every rollout.
         screening: Responses to judge a prompt by before the rest is generated; None to generate all at once.
+        estimator: With screening, how the advantages of a whole group are computed. Default: as the module says.
         layout: What the fields of batches are.
         fields: The names that batches have for this project's fields.
+        weights_key: The field of the weights.
         step: The number of the current step.
     """
 
@@ -51,18 +54,22 @@ class RolloutFlow:
         *,
         gates: Sequence[Gate],
         refill: Refill | None,
-        decide: Decide | None,
+        decide: RoundDecision | None,
         account: Callable[[int], None],
         observers: Sequence[Callable[[RolloutBatch], None]],
         screening: int | None,
+        estimator: str | None,
         layout: Layout,
         fields: Mapping[str, str],
+        weights_key: str,
         step: Callable[[], int],
     ) -> None:
         self.refill, self.decide, self.account, self.observers = refill, decide, account, list(observers)
-        self.screening, self.layout, self.fields, self.step = screening, layout, dict(fields), step
+        self.screening, self.estimator, self._estimator = screening, estimator, estimator
+        self.layout, self.fields, self.weights_key, self.step = layout, dict(fields), weights_key, step
         self.source = PromptSource(gates, layout, step=step, first_size=self._first_size, next_size=self._next_size)
         self._full: Any = None
+        self._seen: list[Any] = []
         self._restore: list[Callable[[], None]] = []
         self._trainer: Trainer | None = None
         self._module: LightningModule | None = None
@@ -91,6 +98,9 @@ class RolloutFlow:
                     "refill: {rollout: ...}."
                 )
             if self.screening is not None:
+                self._estimator = self.estimator or setting(module, "adv_estimator")
+                # Said now, and not after the first rollout.
+                group_advantages(torch.zeros(2), torch.zeros(2).long(), self._estimator)
                 self._screen(module, rollout, self.screening)
 
     def _screen(self, module: LightningModule, rollout: Callable[..., Any], num: int) -> None:
@@ -127,7 +137,7 @@ class RolloutFlow:
 
     def begin_step(self) -> None:
         """A step is about to be trained on."""
-        self._full = None
+        self._full, self._seen = None, []
         for gate in self.source.gates:
             gate.begin_step()
         if self.refill is not None:
@@ -135,11 +145,17 @@ class RolloutFlow:
 
     def _filled(self, source: Any) -> Any:
         """The step's batch, from its first rollouts."""
-        if self._full is not None:  # a second point, or a second call of the step
-            return self._full
-        rollout = RolloutBatch.of(source, self.fields)
-        self._see(rollout)
-        self._full = source if self.refill is None else self._refilled(self.refill, rollout)
+        if self.refill is None:
+            # What passes through a second point was seen at the first.
+            if all(source is not each for each in self._seen):
+                self._seen.append(source)
+                self._see(RolloutBatch.of(source, self.fields))
+            return source
+        if self._full is None:
+            rollout = RolloutBatch.of(source, self.fields)
+            self._see(rollout)
+            self._full = self._refilled(self.refill, rollout)
+        # Also if the step is called again, as some optimisers do: it has one batch.
         return self._full
 
     def _refilled(self, refill: Refill, rollout: RolloutBatch) -> Any:
@@ -148,9 +164,7 @@ class RolloutFlow:
         while True:
             num_own = len(source.given)
             batch, keep, summary = self.decide(rollout)
-            # A prompt that was drawn twice in one round has twice the samples, and is two groups.
-            num_prompts = queue.world * num_own
-            size = None if summary.num_samples % num_prompts else summary.num_samples // num_prompts
+            num_prompts, size = queue.world * num_own, summary.group_size(self._group_size)
             num_kept = summary.num_groups_kept(size)
             if self.screening is not None:
                 batch, keep, size = self._continued(rollout, keep, num_kept)
@@ -165,7 +179,13 @@ class RolloutFlow:
             self._see(rollout)
         full, num_groups = refill.full_batch(batch, queue.rank, queue.world, ended=ended)
         self.account(num_groups)
-        return full
+        whole = RolloutBatch(full, self.fields)
+        return full if self.weights_key in whole else whole.replaced({self.weights_key: whole.token_mask.float()})
+
+    @property
+    def _group_size(self) -> int | None:
+        size = setting(self._module, "num_generations") if self.screening is None else self.screening  # type: ignore[arg-type]
+        return size if isinstance(size, int) else None
 
     def _see(self, rollout: RolloutBatch) -> None:
         for gate in self.source.gates:
@@ -199,8 +219,14 @@ class RolloutFlow:
 
         given = self.source.given
         ids = self.source.queue.columns(given, ["prompt_id"], self.fields)
-        estimator = setting(self._module, "adv_estimator")
-        batch, keep = continued(rollout, keep, given, ids, generate, self.layout, estimator)
+
+        def checked() -> tuple[dict[str, Tensor], int]:
+            check_given(by_prompt(rollout), ids)
+            return {}, 0
+
+        # What one rank has to say of it, every rank hears: none is left waiting for the others.
+        exchanged(checked, self.source.queue.process_group)
+        batch, keep = continued(rollout, keep, given, ids, generate, self.layout, self._estimator)
         return batch, keep, total
 
     # -- after a step ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.history import Visits
 from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.prompt_scorer import PromptScorer
-from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.prompts import PromptQueue
 from lightning_dataflex.sync import Group, exchanged
@@ -24,32 +24,33 @@ class Gate:
         scorer: One whose timing is pre_rollout.
         selector: What acts on its scores.
         fields: The names that prompts and rollout batches have for this project's fields.
-        is_due: Whether it is time to act; until then every prompt passes.
+        warmup_step: The first step for which prompts are judged; until then every prompt passes.
+        enforce: False judges and counts, and lets every prompt pass.
     """
 
     process_group: Group = None
     """The ranks that hold different prompts; None for all."""
 
     def __init__(
-        self, scorer: Scorer, selector: Any, fields: Mapping[str, str], is_due: Callable[[], bool] = lambda: True
+        self, scorer: Scorer, selector: Any, fields: Mapping[str, str], *, warmup_step: int = 0, enforce: bool = True
     ) -> None:
         assert isinstance(selector, Selector)
-        self.scorer, self.selector, self.fields, self.is_due = scorer, selector, dict(fields), is_due
+        self.scorer, self.selector, self.fields = scorer, selector, dict(fields)
+        self.warmup_step, self.enforce = warmup_step, enforce
         self.judged = [0, 0]
         """Prompts that passed, and that were skipped, for the rollouts of this step; of all ranks."""
         self._in_force: dict[str, float] = {}
         self._ids: list[torch.Tensor] = []
         self._outcomes: list[torch.Tensor] = []
 
-    @property
-    def pool(self) -> float:
-        """Candidates to look at for each prompt that is rolled out."""
-        return getattr(self.scorer, "pool", 1.0) if self.is_due() else 1.0
+    def pool(self, step_id: int) -> float:
+        """Candidates to look at for each prompt that is rolled out in a step."""
+        return self.scorer.pool if self.enforce and step_id >= self.warmup_step else 1.0
 
     @torch.no_grad()
     def passing(self, prompts: Sequence[Any], queue: PromptQueue, num: int, step_id: int) -> list[bool]:
         """Which of these prompts are to be rolled out, of which `num` are wanted."""
-        if not self.is_due() or not prompts:
+        if step_id < self.warmup_step or not prompts:
             return [True] * len(prompts)
         names = dict.fromkeys((*self.scorer.requires, *self.selector.requires))
         batch = queue.columns(prompts, list(names), self.fields)
@@ -65,19 +66,12 @@ class Gate:
         """Rollouts of these prompts on this rank. A collective."""
         if not isinstance(self.scorer, PromptScorer):
             return
-        # A batch may know its prompts under the name that this project has for them, whatever the loader calls them.
-        mapped = RolloutBatch(batch.source, self.fields)
-        rollout = mapped if "prompt_id" in mapped else RolloutBatch(batch.source, _without(self.fields, "prompt_id"))
+        rollout = by_prompt(RolloutBatch(batch.source, self.fields))
 
         def own() -> tuple[dict[str, torch.Tensor], int]:
             rollout.require(("rm_scores", "prompt_id"))
-            ids, given = prompt_ids(rollout), prompt_ids(queue.columns(prompts, ["prompt_id"], self.fields))
-            if not torch.isin(ids.cpu(), given).all():
-                raise ValueError(
-                    "The rollout batch has samples of prompts that were not given to it: its prompt_id (or uid) "
-                    f"{list(rollout['prompt_id'])[:3]} is none of theirs. Hand each prompt's id on in a field "
-                    "prompt_id, or nothing can be learned of it."
-                )
+            ids = prompt_ids(rollout)
+            check_given(rollout, queue.columns(prompts, ["prompt_id"], self.fields))
             return {"id": ids, "outcome": rollout.outcomes.double()}, rollout.num_samples
 
         columns, _ = exchanged(own, self.process_group)
@@ -97,5 +91,11 @@ class Gate:
         return {"passed": float(self.judged[0]), "skipped": float(self.judged[1]), **self._in_force}
 
 
-def _without(fields: Mapping[str, str], name: str) -> dict[str, str]:
-    return {key: value for key, value in fields.items() if key != name}
+def check_given(rollout: RolloutBatch, prompts: RolloutBatch) -> None:
+    """Raise a ValueError if a rollout batch has a sample of a prompt that was not given to it."""
+    if not torch.isin(prompt_ids(rollout).cpu(), prompt_ids(prompts)).all():
+        raise ValueError(
+            "The rollout batch has samples of prompts that were not given to it: its prompt_id (or uid) "
+            f"{list(rollout['prompt_id'])[:3]} is none of theirs. Hand each prompt's id on in a field prompt_id, or "
+            "nothing can be said of the prompt."
+        )

@@ -249,6 +249,7 @@ class SPEED(GroupSolveRate):
     """
 
     timing = "pre_rollout"
+    screens = True
     paper = "SPEED-RL, arXiv:2506.09016"
     score = GroupSolveRate.score
     columns = GroupSolveRate.columns

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from lightning_dataflex.core.containers import is_batch
 from lightning_dataflex.core.plain import plain, restored
 from lightning_dataflex.core.rollout import ALIASES, RolloutBatch
 from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken
-from lightning_dataflex.sync import Group, exchanged, num_ranks
+from lightning_dataflex.sync import Group, exchanged, num_ranks, own_rank
 
 Kind = Literal["rows", "tensor", "columns"]
 """What a batch of prompts is: a list of rows, one tensor, or a column for each field."""
@@ -24,7 +22,7 @@ Kind = Literal["rows", "tensor", "columns"]
 class PromptQueue:
     """The prompts that the loader has given and that wait for their turn, the same on every rank.
 
-    A batch of prompts may be a list of rows, a tensor, or whatever a rollout batch can be, with a column per field.
+    A batch of prompts may be a list of rows, a tensor, or a dict with a column per field.
 
     Args:
         layout: What the columns of a batch are.
@@ -33,6 +31,7 @@ class PromptQueue:
     Example:
         >>> queue = PromptQueue(Layout())
         >>> queue.add([{"prompt_id": 7}, {"prompt_id": 8}])
+        True
         >>> queue.batch(queue.take(1)), len(queue)
         ([{'prompt_id': 7}], 1)
     """
@@ -55,23 +54,33 @@ class PromptQueue:
 
     @property
     def rank(self) -> int:
-        """This one."""
-        return dist.get_rank(self.process_group) if self.world > 1 else 0
+        """The place of this process among them."""
+        return own_rank(self.process_group)
 
-    def add(self, batch: Any) -> bool:
-        """The next batch of this rank's loader, None at its end. False if any rank is at its end. A collective."""
-        rows = [] if batch is None else self._rows(batch)
-        is_all = batch is not None
-        if self.world > 1:
-            mine = [(place, self.rank, row) for place, row in enumerate(rows)]
-            # A sampler deals its stream out prompt by prompt: this puts it together again.
-            columns, _ = exchanged(lambda: ({"prompt": mine}, len(mine)), self.process_group)
-            everyone = sorted(columns.get("prompt", []), key=lambda each: each[:2])
-            is_all = len({rank for _, rank, _ in everyone}) == self.world
-            rows = [row for *_, row in everyone]
+    def add(self, batch: Any, *, is_last: bool = False) -> bool:
+        """The next batch of this rank's loader, None at its end. A collective.
+
+        Args:
+            batch: The batch.
+            is_last: Whether no other comes after it.
+
+        Returns:
+            Whether every rank has another.
+        """
+
+        def own() -> tuple[dict[str, list[Any]], int]:
+            rows = [] if batch is None else self._rows(batch)
+            goes_on = batch is not None and not is_last
+            # A sampler deals its stream out prompt by prompt: the places put it together again.
+            said = [(-1, self.rank, goes_on), *((place, self.rank, row) for place, row in enumerate(rows))]
+            return {"said": said}, len(said)
+
+        columns, _ = exchanged(own, self.process_group)
+        said = sorted(columns["said"], key=lambda each: each[:2])
+        go_on, rows = [each for *_, each in said[: self.world]], [each for *_, each in said[self.world :]]
         self.batch_size = max(self.batch_size, -(-len(rows) // self.world))
         self._waiting.extend(rows)
-        return is_all
+        return all(go_on)
 
     def take(self, num: int) -> list[Any]:
         """The next so many prompts, or what there is."""
@@ -98,7 +107,6 @@ class PromptQueue:
         return RolloutBatch({name: [self._value(prompt, name, fields) for prompt in prompts] for name in names})
 
     def _rows(self, batch: Any) -> list[Any]:
-        is_first = self._kind is None
         self._like, self._kind = batch, _kind_of(batch)
         if self._kind != "columns":
             rows = list(batch)
@@ -108,9 +116,9 @@ class PromptQueue:
                 per_sample(RolloutBatch(taken(whole, torch.tensor([row]), self.layout)), self.layout)
                 for row in range(whole.num_samples)
             ]
-        if is_first and rows:
+        for row in rows:
             # Said now, and not when a checkpoint is to be written.
-            plain(rows[0], "A prompt")
+            plain(row, "A prompt", copy=False)
         return rows
 
     def _value(self, prompt: Any, name: str, fields: Mapping[str, str]) -> Any:
@@ -130,14 +138,18 @@ class PromptQueue:
     def state_dict(self) -> dict[str, Any]:
         """The prompts that wait; the same on every rank."""
         waiting = [plain(prompt, "A prompt") for prompt in self._waiting]
-        return {"waiting": waiting, "batch_size": self.batch_size, "kind": self._kind}
+        state = {"waiting": waiting, "batch_size": self.batch_size, "kind": self._kind, "shared": {}}
+        if self._kind == "columns":
+            columns = per_sample(RolloutBatch(self._like), self.layout)
+            shared = {name: value for name, value in self._like.items() if name not in columns}
+            state["shared"] = plain(shared, "A batch of prompts")
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self._waiting = deque(restored(prompt) for prompt in state["waiting"])
         self.batch_size, self._kind = state["batch_size"], state["kind"]
-        # Until the loader gives a batch again: a list, or a dict of columns.
-        self._like = {} if self._kind == "columns" else []
+        self._like = restored(state["shared"]) if self._kind == "columns" else []
 
 
 def _kind_of(batch: Any) -> Kind:
@@ -150,11 +162,11 @@ def _kind_of(batch: Any) -> Kind:
                 "a mapping of columns, or a list of rows that are mappings (collate_fn=list)."
             )
         return "rows"
-    if is_batch(batch):
+    if type(batch) is dict:
         return "columns"
     raise ValueError(
-        f"The loader gives a {type(batch).__name__}, of which single prompts cannot be taken. Give a list of rows "
-        "(collate_fn=list), a tensor, or a mapping of columns."
+        f"The loader gives a {type(batch).__name__}, of which single prompts cannot be taken and put together again. "
+        "Give a list of rows (collate_fn=list), a tensor, or a dict of columns."
     )
 
 

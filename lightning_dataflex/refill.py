@@ -14,12 +14,13 @@ from lightning_dataflex.core.sample_group import SampleGroup, groups_of, padding
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.prompts import draw_size
 from lightning_dataflex.sync import Group, exchanged
+from lightning_dataflex.window import WARN_EVERY
 
 MARGIN = 1.25
 """How many times the expected prompts a further rollout has. That of the adaptive batch of GRESO, arXiv:2506.02177."""
 
-WARN_EVERY = 100
-"""After the first, only every so many steps without a full batch are warned of."""
+KEEP_RATE_STEP = 0.3
+"""How far the keep rate goes, at each step, towards what was kept in it."""
 
 
 class Refill:
@@ -108,7 +109,7 @@ class Refill:
             ended: Whether the data came to an end before the batch was full.
         """
         if self._num_prompts:
-            self.keep_rate += 0.3 * (self._num_kept / self._num_prompts - self.keep_rate)
+            self.keep_rate += KEEP_RATE_STEP * (self._num_kept / self._num_prompts - self.keep_rate)
         mine, num_groups = self._shared_out(rank, world)
         self.metrics |= {"kept": float(self._num_kept), "carried": float(len(self.stock))}
         if num_groups < world * self.config.groups and not ended:

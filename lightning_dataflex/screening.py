@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.ids import prompt_ids, stable_ids
-from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.ids import prompt_ids
+from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
 from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken
 from lightning_dataflex.functional.advantages import group_advantages
 
@@ -35,21 +35,12 @@ def continued(
         generate: Rolls out the rest of each given prompt's group. Called on every rank.
         layout: What the fields of a batch are.
         estimator: How a whole group's advantages are computed.
-
-    Raises:
-        ValueError: A response is to none of the prompts.
     """
-    promising = set(prompt_ids(screened)[keep.cpu()].tolist())
-    places = {uid: place for place, uid in enumerate(stable_ids(ids["prompt_id"], "prompt_id").tolist())}
-    unknown = promising - set(places)
-    if unknown:
-        raise ValueError(
-            "The rollout batch has samples whose prompt_id (or uid) is that of none of the prompts that were rolled "
-            "out. Let the rollout hand on each prompt's id."
-        )
+    given = prompt_ids(ids).tolist()
+    promising = set(prompt_ids(by_prompt(screened))[keep.cpu()].tolist())
     # A rank without any takes part with its first prompt, and forgets what comes back.
-    chosen = [place for uid, place in places.items() if uid in promising] or [0]
-    rest = generate([prompts[place] for place in sorted(chosen)])
+    chosen = [place for place, uid in enumerate(given) if uid in promising] or [0]
+    rest = generate([prompts[place] for place in chosen])
     if not promising:
         return screened, keep
     kept = RolloutBatch(taken(screened, keep.nonzero().flatten(), layout), screened.fields)
@@ -58,8 +49,5 @@ def continued(
     advantages = group_advantages(whole.outcomes, whole.group_ids, estimator)
     there = torch.as_tensor(whole["advantages"])
     spread_out = advantages if there.dim() == 1 else advantages[:, None] * whole.token_mask
-    weights = whole.get("rollout_is_weights")
     updates = {"advantages": spread_out.to(there)}
-    if weights is None:
-        updates["rollout_is_weights"] = whole.token_mask.float()
     return RolloutBatch(whole.replaced(updates), screened.fields), torch.ones(len(whole), dtype=torch.bool)

@@ -141,7 +141,7 @@ class Nearest(Selector):
         num = ctx.get("num")
         if num is None:
             num = int(selection.share(torch.tensor(len(scores)), self.fraction))
-        return visits.nearest_to(scores, self.target, num)
+        return selection.nearest_to(scores, self.target, num)
 
 
 @register_selector("bernoulli")
@@ -269,9 +269,13 @@ class GFPO(_WithinGroups):
         k: int | Tensor = self.k
         if self.k_by_difficulty is not None:
             means = group_mean(batch.outcomes, group, num_groups, valid).cpu()
-            self._means = torch.cat([self._means, means])[-MEANS_REMEMBERED:]
+            self._means = torch.cat([self._means, means[means.isfinite()]])[-MEANS_REMEMBERED:]
             k = selection.k_of_difficulty(means, self._means, self.k_by_difficulty).to(group.device)[group]
         return selection.group_top_k(metric, group, k, valid=valid)
+
+    @property
+    def remembers(self) -> bool:
+        return self.k_by_difficulty is not None
 
     def state_dict(self) -> dict[str, Any]:
         return {"means": self._means}

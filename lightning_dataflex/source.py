@@ -24,7 +24,7 @@ MOST_CANDIDATES = 16
 
 
 @dataclass(frozen=True)
-class Draw:
+class PromptDraw:
     """The prompts of a rollout, over all ranks, as many for each.
 
     Attributes:
@@ -66,7 +66,7 @@ class PromptSource:
         """Batches of the loader that this epoch has used."""
         self.given: list[Any] = []
         """The prompts that this rank rolls out now."""
-        self._ahead: Draw | None = None
+        self._ahead: PromptDraw | None = None
         self._iterator: Iterator[Any] = iter(())
         self._length: int | None = None
         self._has_ended = self._has_stepped = self._lives_on_rest = False
@@ -100,7 +100,7 @@ class PromptSource:
                 "Prompts can be chosen from one training loader, in a training_step that takes a batch. Give one "
                 "loader, in no list or dict, and no dataloader_iter."
             )
-        _check_validation(trainer, loop.max_batches)
+        _validate_at_the_end(trainer)
         self._length, self._iterator = fetcher.length, _rest(list(fetcher.batches), fetcher.iterator)
         if self._is_over:
             self.num_pulled, self._has_ended = 0, False
@@ -142,42 +142,42 @@ class PromptSource:
     def next_prompts(self) -> Any:
         """Further prompts for this rank; None where there are not enough for every rank. A collective."""
         draw = self._draw(self.next_size(self.queue.batch_size), self.step())
-        if draw is None:
-            return None
         for gate, judged in zip(self.gates, draw.judged):
             gate.judged = [before + more for before, more in zip(gate.judged, judged)]
-        return self._own(draw)
+        return self._own(draw) if draw.prompts else None
 
-    def _own(self, draw: Draw) -> Any:
+    def _own(self, draw: PromptDraw) -> Any:
         self.given = self.queue.own(draw.prompts)
         return self.queue.batch(self.given)
 
-    def _first_draw(self, step: int, num_before: int) -> Draw | None:
+    def _first_draw(self, step: int, num_before: int) -> PromptDraw | None:
         if not self.queue.batch_size:
             self._pull()
-        return self._draw(self.first_size(self.queue.batch_size, num_before), step)
+        draw = self._draw(self.first_size(self.queue.batch_size, num_before), step)
+        return draw if draw.prompts else None
 
-    def _draw(self, size: int, step: int) -> Draw | None:
+    def _draw(self, size: int, step: int) -> PromptDraw:
         judged = [[0, 0] for _ in self.gates]
         prompts = self._passed(size, step, judged)
         num = len(prompts) - len(prompts) % self.queue.world
         self.queue.put_back(prompts[num:])
-        return Draw(prompts[:num], judged) if num else None
+        return PromptDraw(prompts[:num], judged)
 
     def _passed(self, num: int, step: int, judged: list[list[int]]) -> list[Any]:
         """The next prompts that pass all gates, at most so many, over all ranks."""
         passed: list[Any] = []
         skipped: list[Any] = []
         while len(passed) < num and len(skipped) < MOST_CANDIDATES * num:
-            pool = math.prod(gate.pool for gate in self.gates)
+            pool = math.prod(gate.pool(step) for gate in self.gates)
             candidates = self._next_waiting(math.ceil(pool * (num - len(passed))))
             if not candidates:
                 break
             for gate, counts in zip(self.gates, judged):
-                passing = gate.passing(candidates, self.queue, num - len(passed), step)
+                judgement = gate.passing(candidates, self.queue, num - len(passed), step)
+                counts[0], counts[1] = counts[0] + sum(judgement), counts[1] + len(judgement) - sum(judgement)
+                passing = judgement if gate.enforce else [True] * len(judgement)
                 skipped += [prompt for prompt, passes in zip(candidates, passing) if not passes]
                 candidates = [prompt for prompt, passes in zip(candidates, passing) if passes]
-                counts[0], counts[1] = counts[0] + sum(passing), counts[1] + len(passing) - sum(passing)
             passed += candidates
         # At the end of the data the epoch is over; but each has a step, or there might never be one.
         must_go_on = len(skipped) >= MOST_CANDIDATES * num or not self._has_stepped
@@ -201,12 +201,10 @@ class PromptSource:
         if self._has_ended:
             return False
         batch, *_ = next(self._iterator, (None,))
-        if not self.queue.add(batch):
-            self._has_ended = True
-            return False
-        self.num_pulled += 1
-        self._has_ended = self._length is not None and self.num_pulled >= self._length
-        return True
+        self.num_pulled += batch is not None
+        is_last = self._length is not None and self.num_pulled >= self._length
+        self._has_ended = not self.queue.add(batch, is_last=is_last)
+        return batch is not None
 
     @property
     def _is_over(self) -> bool:
@@ -241,7 +239,7 @@ class PromptSource:
         self.queue.load_state_dict(state["queue"])
         self.num_pulled, self._has_ended = state["num_pulled"], state["has_ended"]
         self._has_stepped, ahead = state["has_stepped"], state["ahead"]
-        self._ahead = ahead and Draw(restored(ahead["prompts"]), ahead["judged"])
+        self._ahead = ahead and PromptDraw(restored(ahead["prompts"]), ahead["judged"])
 
 
 class _Batches:
@@ -274,13 +272,18 @@ def _rest(fetched: Sequence[Any], iterator: Iterator[Any]) -> Iterator[Any]:
             return
 
 
-def _check_validation(trainer: Trainer, num_batches: float) -> None:
-    """Let a validation that comes once an epoch come at its end, whenever that is."""
-    once_an_epoch = trainer.val_check_batch in (num_batches, float("inf"))
-    if isinstance(trainer.val_check_interval, float) and not once_an_epoch and trainer.enable_validation:
+def _validate_at_the_end(trainer: Trainer) -> None:
+    """Let a validation that comes once an epoch come at its end, whenever that is.
+
+    Raises:
+        ValueError: It is to come at a share of an epoch of which nobody knows how long it is.
+    """
+    if not isinstance(trainer.val_check_interval, float) or trainer.check_val_every_n_epoch is None:
+        return
+    if trainer.val_check_interval == 1.0:
+        trainer.val_check_batch = float("inf")
+    elif trainer.enable_validation:
         raise ValueError(
             f"val_check_interval is {trainer.val_check_interval}, a share of an epoch, but with refill or rules on "
             "prompts nobody knows how many steps an epoch has. Give a number of steps."
         )
-    if once_an_epoch:
-        trainer.val_check_batch = float("inf")

@@ -25,6 +25,16 @@ def num_ranks(group: Group = None) -> int:
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
+def own_rank(group: Group = None) -> int:
+    """The place of this process among those that train together; 0 without a process group.
+
+    Example:
+        >>> own_rank()
+        0
+    """
+    return dist.get_rank(group) if num_ranks(group) > 1 else 0
+
+
 def mean_over_ranks(value: Tensor, group: Group = None) -> Tensor:
     """Mean of a tensor over ranks, the same on each. A collective; the identity on one process.
 

@@ -77,7 +77,8 @@ class Team:
         gates = []
         for each in self.gating:
             assert isinstance(each.pipeline, Pipeline)
-            gates.append(Gate(each.pipeline.scorer, each.pipeline.actuator, each.pipeline.fields, each.is_due))
+            parts = (each.pipeline.scorer, each.pipeline.actuator, each.pipeline.fields)
+            gates.append(Gate(*parts, warmup_step=each.config.warmup_step, enforce=each.config.enforce))
         mixtures = [(each.pipeline, each) for each in self.members if isinstance(each.pipeline, Mixture)]
         refill = None
         if refilling is not None:
@@ -87,11 +88,13 @@ class Team:
             gates=gates,
             refill=refill,
             decide=None if refilling is None else functools.partial(_decided, refilling),
-            account=functools.partial(_account, leader),
+            account=functools.partial(_account, refilling or leader),
             observers=[functools.partial(_observe, mixture, owner) for mixture, owner in mixtures],
             screening=None if refilling is None else getattr(refilling.pipeline.scorer, "num_screening", None),
+            estimator=leader.config.adv_estimator,
             layout=self.layout,
             fields=leader.pipeline.fields,
+            weights_key=leader.config.weights_key,
             step=lambda: leader.num_steps,
         )
 

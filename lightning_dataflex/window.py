@@ -17,7 +17,7 @@ from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.sync import mean_over_ranks
 
 WARN_EVERY = 100
-"""After the first, only every so many steps without a kept sample are warned of."""
+"""After the first, only every so many steps without a kept sample, or without a full batch, are warned of."""
 
 
 class EmptySteps:

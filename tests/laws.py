@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_dataflex import Pipeline, build, components
-from lightning_dataflex.core.compat import chooses_prompts, validate_compat
+from lightning_dataflex.core.compat import validate_compat
 
 PARAMS = {"threshold_band": {"low": 0.2, "high": 0.8}, "gfpo": {"k": 2}, "advantage_reweight": {"alpha": 0.7}}
 FIELDS = ("rm_scores", "advantages", "old_log_probs")
@@ -16,7 +16,7 @@ FIELDS = ("rm_scores", "advantages", "old_log_probs")
 def pairs(*kinds: str) -> list:
     found = []
     for scorer in components("scorer"):
-        if chooses_prompts(build("scorer", scorer)):
+        if build("scorer", scorer).timing == "pre_rollout":
             continue
         for kind in kinds:
             for name in components(kind):

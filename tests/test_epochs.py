@@ -250,3 +250,40 @@ def test_screening_needs_a_rollout_of_parts_of_a_group() -> None:
     speed = gate({"name": "speed", "params": {"num_screening": 2}}, refill={"groups": 2})
     with pytest.raises(ValueError, match="rollout of Whole has no parameter num_generations"):
         fit([speed], Prompts(MIXED_OF_3, 4), Whole())
+
+
+def test_prompts_of_which_the_rollout_leaves_samples_out_are_whole_groups_still() -> None:
+    class Leaves(Rolling):
+        """Without the last sample of every third prompt."""
+
+        def rollout(self, rows: Any, num_generations: int | None = None) -> dict[str, Any]:
+            batch = super().rollout(rows, num_generations)
+            place = {}
+            keep = []
+            for row, name in enumerate(batch["uid"]):
+                place[name] = place.get(name, -1) + 1
+                if place[name] < 3 or int(name[1:]) % 3:
+                    keep.append(row)
+            index = torch.tensor(keep)
+            tensors = {k: v[index] for k, v in batch.items() if isinstance(v, torch.Tensor)}
+            lists = {k: [v[i] for i in keep] for k, v in batch.items() if isinstance(v, list)}
+            return batch | tensors | lists
+
+    module, logged, _ = fit([dapo(3)], Prompts(["mixed"] * 24, 6), Leaves(), max_steps=2)
+    for batch in module.given:
+        sizes = [batch["uid"].count(name) for name in names(batch)]
+        assert sizes == [4 - (int(name[1:]) % 3 == 0) for name in names(batch)]
+        assert len(sizes) == 3
+    assert logged[0]["kept"] == logged[0]["prompts"]
+
+
+def test_a_rollout_without_groups_cannot_be_refilled() -> None:
+    class Nameless(Rolling):
+        def rollout(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            batch = super().rollout(*args, **kwargs)
+            del batch["uid"]
+            return batch
+
+    block = {"scorer": "reward_difficulty", "actuator": "topk_fraction"}
+    with pytest.raises(ValueError, match="The rollout batch has no field 'uid'"):
+        fit([dapo(2, **block)], Prompts(MIXED_OF_3, 4), Nameless())

@@ -138,12 +138,12 @@ def test_a_stopped_run_remembers_its_prompts(scorer: str, tmp_path: Path) -> Non
     assert rest == logged[done:]
 
 
-def test_it_waits_for_the_warm_up_and_does_nothing_if_not_enforced() -> None:
+def test_it_waits_for_the_warm_up_and_only_counts_if_not_enforced() -> None:
     everything = [[f"p{i}" for i in range(4 * step, 4 * step + 4)] for step in range(4)]
     for changes in ({"warmup_step": 8}, {"enforce": False}):
         module, logged, _ = fit([gate("greso", **changes)], Prompts(KINDS, 4), max_epochs=2)
         assert [[name for name, _ in step] for step in module.rolled_out] == everything * 2
-        assert logged[-1]["skipped"] == 0
+        assert (sum(row["skipped"] for row in logged) > 0) == ("enforce" in changes)
 
 
 def test_where_no_prompt_passes_the_first_are_rolled_out_all_the_same() -> None:
@@ -185,6 +185,36 @@ def test_speed_pads_a_step_that_finds_too_few_promising_prompts() -> None:
     (batch,) = module.given
     assert len(batch["uid"]) == 3 * GENERATIONS
     assert names(batch) == ["p1"]
+
+
+def test_speed_goes_on_after_a_round_without_a_promising_prompt() -> None:
+    speed = gate({"name": "speed", "params": {"num_screening": 2}}, refill={"groups": 2})
+    module, _, _ = fit([speed], Prompts(["hard"] * 4 + ["easy"] * 2 + ["mixed", *["hard"] * 9], 2), max_steps=1)
+    (batch,) = module.given
+    assert len(batch["uid"]) == 2 * GENERATIONS
+    assert names(batch) == ["p6"]
+    assert batch["rollout_is_weights"].sum() == batch["response_mask"].sum() > 0
+
+
+def test_speed_of_a_prompt_that_comes_twice() -> None:
+    data = Prompts(["mixed"] * 8, 4)
+    data.rows = [data.rows[i] for i in (0, 0, 1, 2, 3, 4, 5, 6)]
+    speed = gate({"name": "speed", "params": {"num_screening": 2}}, refill={"groups": 3})
+    module, _, _ = fit([speed], data, max_steps=1)
+    (batch,) = module.given
+    assert len(batch["uid"]) == 3 * GENERATIONS
+    assert [batch["uid"].count(name) for name in dict.fromkeys(batch["uid"])] == [GENERATIONS] * 3
+
+
+def test_the_warm_up_ends_with_the_step_that_it_names() -> None:
+    data = Prompts(["easy", "mixed", "mixed", "mixed"] * 8, 4)
+    for row in data.rows:
+        row["rate"] = 0.5 if row["kind"] == "mixed" else 1.0
+    known = {"name": "pass_rate_band", "params": {"known": "rate", "learned": False}}
+    module, _, _ = fit([gate(known, warmup_step=3)], data)
+    easy = [any(int(name[1:]) % 4 == 0 for name, _ in step) for step in module.rolled_out]
+    assert easy[:3] == [True] * 3
+    assert not any(easy[3:])
 
 
 @pytest.mark.parametrize("case", ["greso"])

@@ -21,6 +21,8 @@ EVERYTHING = {
     "topk_fraction": {"fraction": 1.0},
     "gfpo": {"k": 4, "advantages": "group"},
     "max_variance": {"keep_fraction": 1.0, "advantages": "group"},
+    "cppo": {"pruning_rate": 0.0},
+    "nearest": {"fraction": 1.0},
 }
 
 
@@ -91,6 +93,8 @@ def test_law_5_no_surprise_numbers(scorer, kind, actuator, make):
 @over("selector")
 def test_law_5_keeping_everything_changes_nothing(scorer, kind, actuator):
     batch = a_batch()
+    if actuator == "bernoulli":  # which draws, and keeps a score of 1 alone for certain
+        return
     decision = pipeline_of(scorer, kind, actuator, **EVERYTHING[actuator]).decide(batch)
     updates = decision.updates(RolloutBatch(batch))
     assert torch.equal(updates["response_mask"], batch["response_mask"])
@@ -121,6 +125,10 @@ TIES = {
     "topk_fraction": ({"fraction": 0.25}, [0, 1, 2]),
     "gfpo": ({"k": 1}, [0, 1, 2]),
     "max_variance": ({"keep_fraction": 0.5}, [0, 1, 2, 3, 4, 5]),
+    "cppo": ({"pruning_rate": 0.5}, [0, 1, 2, 3, 4, 5]),
+    "nearest": ({"fraction": 0.25}, [0, 1, 2]),
+    # A score of 1 is kept for certain, and of rewards that are all equal the variance is 0.
+    "bernoulli": ({}, list(range(12))),
 }
 
 
@@ -130,6 +138,8 @@ def test_law_6_of_equals_the_earliest_stay(scorer, kind, actuator):
         params, expected = {"low": -0.1, "high": 1.1}, list(range(12))
     else:
         params, expected = TIES[actuator]
+    if actuator == "bernoulli" and scorer == "group_reward_variance":
+        expected = []
     batch = filled(rm_scores=1.0, advantages=1.0, old_log_probs=0.0, response_mask=1)
     for _ in range(3):
         keep = pipeline_of(scorer, kind, actuator, **params).decide(batch).keep

@@ -96,7 +96,10 @@ def test_each_has_its_papers_signal_by_default_and_refuses_others(name):
     mixture = Mixture.from_config(block)
     assert not cls.signals or mixture.scorer.signal in cls.signals
     for scorer, scorer_cls in components("scorer").items():
-        if cls.signals and scorer_cls.signal and scorer_cls.signal not in cls.signals:
+        if scorer_cls.timing == "pre_rollout":
+            with pytest.raises(ValueError, match=f"{scorer} scores prompts before their rollout, but mech"):
+                Mixture.from_config(block | {"scorer": scorer})
+        elif cls.signals and scorer_cls.signal and scorer_cls.signal not in cls.signals:
             with pytest.raises(ValueError, match=f"{name} follows the .* of a domain, but {scorer} measures"):
                 Mixture.from_config(block | {"scorer": scorer})
         else:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dataflex import build
+from lightning_dataflex import Pipeline, build
 from lightning_dataflex.core.history import Visits
 from lightning_dataflex.functional import visits as rules
 from lightning_dataflex.functional.selection import k_of_difficulty, pruned
@@ -191,6 +191,18 @@ def test_gfpo_keeps_fewer_of_easy_groups_and_remembers_them():
     assert again.keep(torch.zeros(8), hard).sum() == selector.keep(torch.zeros(8), hard).sum() == 4
     with pytest.raises(ValueError, match="k_by_difficulty is"):
         build("selector", "gfpo", k_by_difficulty=[1, 2, 3])
+
+
+def test_a_group_without_rewards_does_not_spoil_what_gfpo_remembers():
+    selector = build("selector", "gfpo", k_by_difficulty=[4, 3, 2, 1])
+    rewards = torch.tensor([torch.nan] * 4 + [1.0] * 4 + [0.0] * 4 + [0.0, 1.0, 0.0, 1.0] + [1.0, 1.0, 0.0, 1.0])
+    batch = {"rm_scores": rewards, "uid": [g for g in range(5) for _ in range(4)]}
+    for _ in range(2):
+        counts = selector.keep(torch.zeros(20), batch).reshape(5, 4).sum(1).tolist()
+    # Of means 1, 0, 1/2 and 3/4 the quartiles are 3/8, 5/8 and 13/16.
+    assert counts == [0, 1, 4, 3, 2]
+    with pytest.raises(ValueError, match="scope is 'rank', but gfpo remembers earlier groups"):
+        Pipeline(build("scorer", "reward_difficulty"), selector, scope="rank")
 
 
 @pytest.mark.parametrize(("advantages", "kept"), [([1.2, -0.3, 0.7, -1.1], [0, 3]), ([3, 1, 2], [0, 2])])

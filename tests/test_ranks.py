@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lightning_dataflex import Mixture, Pipeline, Scorer, Selector, build, components
+from lightning_dataflex import Decision, Mixture, Pipeline, Scorer, Selector, build, components
 from lightning_dataflex.functional.loss import loss_denominator
 from lightning_dataflex.functional.selection import top_fraction
 from lightning_dataflex.sync import exchanged
@@ -151,18 +151,22 @@ def whole(seed: int = 0) -> dict[str, Any]:
     }
 
 
+def told(decision: Decision) -> dict[str, Any]:
+    return {name: value for name, value in vars(decision).items() if name != "summary"} | {"metrics": decision.metrics}
+
+
 def decided(batch: dict[str, Any], scope: str = "global") -> dict[str, Any]:
     """The decision of every pair of components, and of nobody, on this rank's samples."""
     decisions = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in COMPONENTS:
-            decisions[name] = vars(pipeline(name, scope=scope).decide(batch))
+            decisions[name] = told(pipeline(name, scope=scope).decide(batch))
         for name in ("reward_difficulty-threshold_band", "group_solve_rate-threshold_band"):
             above = pipeline(name, scope=scope)
             above.actuator.low, above.actuator.high = 5.0, 6.0
-            decisions[f"{name}, or all"] = vars(above.decide(batch, keep_all_if_empty=True))
-        decisions["all"] = vars(above.keep_all(batch))
+            decisions[f"{name}, or all"] = told(above.decide(batch, keep_all_if_empty=True))
+        decisions["all"] = told(above.keep_all(batch))
     return decisions
 
 
@@ -248,6 +252,7 @@ MIXERS = {
     f"{scorer}-{mixer}": (scorer, {"name": mixer, "params": MIXER_PARAMS.get(mixer, {})})
     for mixer, mixer_class in components("mixer").items()
     for scorer, scorer_class in components("scorer").items()
+    if scorer_class.timing != "pre_rollout"
     if not mixer_class.signals or scorer_class.signal in mixer_class.signals
 }
 

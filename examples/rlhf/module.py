@@ -27,7 +27,7 @@ from lightning_dataflex.mount import DataFlexPoint
 
 @dataclass
 class TokenCounts:
-    """Response tokens of this rank so far: those that were generated, and those that the policy was trained on."""
+    """Response tokens so far, over all ranks: those that were generated, and those that the policy was trained on."""
 
     generated: int = 0
     trained: int = 0
@@ -143,8 +143,9 @@ class RLHFModule(LightningModule):
     def training_step(self, rows: list[Row], batch_idx: int) -> Tensor:
         self.num_calls = 0
         batch = self.rollout(rows)
+        # Of the first rollouts of a step: a data scheduler may leave some out, and call for more.
         self.log_rollout(batch)
-        # The data scheduler, if there is one, says here which samples count, and how much; it may call for more.
+        # The data scheduler, if there is one, says here which samples count, and how much.
         return self.update(self.dataflex(batch))
 
     def rollout(self, rows: list[Row], num_generations: int | None = None) -> Batch:
@@ -158,7 +159,7 @@ class RLHFModule(LightningModule):
         sampling = replace(self.sampling, num_generations=num_generations or hp.num_generations)
         batch = generated(self.policy, self.tokenizer, rows, sampling, self.draw_seed(self.num_calls))
         self.num_calls += 1
-        self.num_tokens.generated += int(batch["response_mask"].sum())
+        self.num_tokens.generated += self.over_ranks(batch["response_mask"].sum())
         batch |= described(self.policy, batch, hp.temperature, hp.micro_batch_size)
         if self.reference:
             batch["ref_log_probs"] = self.reference.log_probs(batch, hp.temperature, hp.micro_batch_size)
@@ -184,7 +185,8 @@ class RLHFModule(LightningModule):
     def update(self, batch: Batch) -> Tensor:
         """Every optimiser step of one rollout batch. Returns the mean loss, detached."""
         # Those that the policy is run on, whether or not they count.
-        self.num_tokens.trained += int(batch["attention_mask"][:, -batch["response_mask"].shape[1] :].sum())
+        tokens = batch["attention_mask"][:, -batch["response_mask"].shape[1] :].sum()
+        self.num_tokens.trained += self.over_ranks(tokens) * self.hparams.ppo_epochs
         self.log_dict(vars(self.num_tokens), batch_size=1)
         generator = torch.Generator().manual_seed(self.draw_seed())
         parts = [
@@ -234,6 +236,10 @@ class RLHFModule(LightningModule):
             return out
         value = value_loss(now.values, batch, aggregation=hp.aggregation, denominator=denominator, clip=hp.value_clip)
         return PolicyLoss(out.loss + hp.value_coef * value, {**out.parts, "value": value.detach()})
+
+    def over_ranks(self, count: Tensor) -> int:
+        """The sum of all ranks' counts. A collective."""
+        return int(self.trainer.strategy.reduce(count, reduce_op="sum"))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.policy.parameters(), lr=self.hparams.lr, weight_decay=self.hparams.weight_decay)

@@ -38,6 +38,11 @@ class Actuator(ABC):
     paper: ClassVar[str] = ""
     """Where the rule was published."""
 
+    @property
+    def remembers(self) -> bool:
+        """Whether what it does follows from earlier batches too: ranks must then see the same ones."""
+        return False
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "act" in vars(cls):

@@ -36,7 +36,7 @@ def check_estimator(adv_estimator: str) -> None:
 
 def chooses_prompts(scorer: Scorer) -> bool:
     """Whether a scorer decides which prompts are rolled out at all; one that screens looks at a few responses."""
-    return scorer.timing == "pre_rollout" and not hasattr(scorer, "num_screening")
+    return scorer.timing == "pre_rollout" and not scorer.screens
 
 
 def validate_compat(scorer: Scorer, actuator: Actuator, adv_estimator: str | None = None) -> None:

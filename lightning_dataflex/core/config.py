@@ -78,9 +78,10 @@ class DataFlexConfig:
             included; `rows` takes them out of the batch, so that the policy is not run on them either; `weight` gives
             their policy term a weight of 0 and leaves the rest.
         trim: With `rows`: cut the response tokens that are valid in no kept sample.
-        shared_fields: With `rows`: fields of the batch that have no entry per sample, whatever their length.
-        token_fields: For `trim`: fields beside `input_ids`, `attention_mask` and `position_ids` whose last L
-            columns are response tokens.
+        shared_fields: Fields of the batch that have no entry per sample, whatever their length; for `rows` and
+            `refill`.
+        token_fields: Fields beside `input_ids`, `attention_mask` and `position_ids` whose last L columns are response
+            tokens; for `trim` and `refill`.
         refill: `{groups, max_rounds, max_age, rollout}`: roll out fresh prompts until so many groups are kept.
         on_empty: When no sample of a step is kept: `skip` leaves the parameters as they are, `keep` trains on all
             samples, `raise` stops.
@@ -205,10 +206,10 @@ class DataFlexConfig:
         kind, spec = ACTUATOR_KINDS[self.mechanism], self.actuator
         if spec is None:
             # A rule on prompts brings what its paper does with its scores.
-            default = getattr(scorer, "default_selector", None)
-            if kind != "selector" or default is None:
+            default = scorer.default_selector() if kind == "selector" and scorer is not None else None
+            if default is None:
                 raise ValueError("The dataflex block lacks 'actuator'. Give mechanism, scorer and actuator.")
-            return default()
+            return default
         if kind != "mixer":
             return component(kind, spec)
         if self.domains is None:

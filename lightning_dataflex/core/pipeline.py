@@ -78,12 +78,17 @@ class Pipeline:
         process_group: Group = None,
     ) -> None:
         validate_compat(scorer, actuator, adv_estimator)
+        if scope == "rank" and actuator.remembers:
+            raise ValueError(
+                f"scope is 'rank', but {registered_name(actuator)} remembers earlier groups, which must be the same on "
+                "every rank. Use scope: global."
+            )
         self.scorer, self.actuator = scorer, actuator
         self.scope, self.process_group = scope, process_group
         self.fields = dict(fields or {})
         # Listed once each, in an order that every rank agrees on.
         self.requires = tuple(dict.fromkeys(("response_mask", *scorer.requires, *actuator.requires)))
-        readable = dict.fromkeys((*self.requires, *FIELDS))
+        readable = dict.fromkeys((*self.requires, *FIELDS, "prompt_id"))
         for name in self.fields:
             if name not in readable:
                 raise ValueError(f"fields maps {name!r}, which nothing reads. {nearest(name, readable)}")

@@ -12,12 +12,13 @@ from torch import Tensor
 ARRAY, OBJECTS = "__array__", "__objects__"
 
 
-def plain(value: Any, name: str) -> Any:
+def plain(value: Any, name: str, *, copy: bool = True) -> Any:
     """The value as tensors, dicts, lists, tuples, numbers and texts, NumPy's arrays and numbers included.
 
     Args:
         value: What is to be saved.
         name: What it is called in an error.
+        copy: Whether tensors are copied to main memory; False to see whether the value will do.
 
     Raises:
         ValueError: There is something else in it.
@@ -29,19 +30,19 @@ def plain(value: Any, name: str) -> Any:
     if isinstance(value, (str, int, float, bool, bytes, type(None))):
         return value
     if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
+        return value.detach().cpu().clone() if copy else value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "biuf":
-            return {ARRAY: torch.from_numpy(value.copy())}
-        return {OBJECTS: [plain(each, name) for each in value.tolist()]}
+            return {ARRAY: torch.from_numpy(value.copy() if copy else value)}
+        return {OBJECTS: [plain(each, name, copy=copy) for each in value.tolist()]}
     if isinstance(value, Mapping):
-        return {key: plain(each, f"{name}.{key}") for key, each in value.items()}
+        return {key: plain(each, f"{name}.{key}", copy=copy) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(plain(each, name) for each in value)
+        return type(value)(plain(each, name, copy=copy) for each in value)
     if isinstance(value, list):
-        return [plain(each, name) for each in value]
+        return [plain(each, name, copy=copy) for each in value]
     raise ValueError(
         f"{name} holds a {type(value).__name__}, which a checkpoint cannot hold, and it may have to wait for a later "
         "step. Use tensors, arrays, dicts, lists, numbers and texts."

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
 
-from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.history import PromptHistory, Visits
 from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.scorer import Scorer
@@ -18,11 +16,24 @@ class PromptScorer(Scorer):
     """A score of each prompt that may be rolled out next.
 
     `score` reads the prompts as the data loader gives them, their `prompt_id` and the columns that `requires` names,
-    and returns (N,). `observe` is told at the end of each step what the responses of all ranks were worth.
+    and returns (N,). `observe` is told at the end of each step what the responses of all ranks were worth, and puts
+    into `self.history` what `columns_remembered` names. It is saved, and the same on every rank.
 
     Args:
         success_threshold: A response is solved when its reward is above this.
         max_prompts: How many prompts are remembered; those visited longest ago are forgotten first.
+
+    Example:
+        >>> class LastReward(PromptScorer):
+        ...     columns_remembered = {"reward": 0.5}
+        ...     def score(self, batch, step_id=0, **ctx):
+        ...         return self.remembered(batch)["reward"]
+        ...     def observe(self, visits, step_id=0):
+        ...         self.history.put(visits.ids, {"reward": visits.rewards}, step_id)
+        >>> scorer = LastReward()
+        >>> scorer.observe(Visits.of(torch.tensor([7, 7]), torch.tensor([1.0, 0.5])))
+        >>> scorer.score({"prompt_id": [7, 8]})
+        tensor([0.7500, 0.5000], dtype=torch.float64)
     """
 
     timing = "pre_rollout"
@@ -30,17 +41,11 @@ class PromptScorer(Scorer):
     requires: Sequence[str] = ("prompt_id",)
     columns_remembered: ClassVar[dict[str, float]] = {}
     """What is remembered of a prompt, and what stands for one that was never seen."""
-    pool: float = 1.0
-    """Candidates to score for each prompt that is rolled out."""
 
     def __init__(self, success_threshold: float = 0.5, max_prompts: int = 1_000_000, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.success_threshold = success_threshold
         self.history = PromptHistory(self.columns_remembered, max_prompts)
-
-    @abstractmethod
-    def default_selector(self) -> Selector:
-        """What acts on the scores if no actuator is named."""
 
     def observe(self, visits: Visits, step_id: int = 0) -> None:
         """Remember a step's visits."""

@@ -233,6 +233,20 @@ class RolloutBatch:
             )
 
 
+def by_prompt(batch: RolloutBatch) -> RolloutBatch:
+    """The batch with a `prompt_id`: under its mapped name, or where it has none of that name under its own.
+
+    What the loader calls a prompt's id, the rollout may call otherwise.
+
+    Example:
+        >>> by_prompt(RolloutBatch({"uid": ["a"]}, fields={"prompt_id": "index"}))["prompt_id"]
+        ['a']
+    """
+    if "prompt_id" in batch:
+        return batch
+    return RolloutBatch(batch.source, {key: value for key, value in batch.fields.items() if key != "prompt_id"})
+
+
 def _exact_device(tensor: Tensor) -> Tensor:
     # Statistics are summed in float64, which Apple's GPUs do not have.
     return tensor.cpu() if tensor.device.type == "mps" else tensor

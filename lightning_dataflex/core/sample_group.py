@@ -84,10 +84,11 @@ def together(groups: Sequence[SampleGroup], like: RolloutBatch, layout: Layout) 
     """
     name = like.fields.get("uid", "uid")
     groups = _renamed(groups, name) if len(groups) > 1 else groups
-    columns = joined([(group.columns, group.width) for group in groups], layout, like.fields)
-    there = per_sample(like, layout)
-    placed = {name: _moved(value, _device(there.get(name))) for name, value in columns.items()}
-    return rebuilt(like.source, placed)
+    there, mask = per_sample(like, layout), like["response_mask"]
+    devices = {name: _device(there.get(name)) or _device(mask) for name in groups[0].columns}
+    parts = [{name: _moved(value, devices.get(name)) for name, value in group.columns.items()} for group in groups]
+    widths = [group.width for group in groups]
+    return rebuilt(like.source, joined(list(zip(parts, widths)), layout, like.fields))
 
 
 def padding(batch: RolloutBatch, layout: Layout, size: int, born: int) -> SampleGroup:
@@ -110,6 +111,8 @@ def _device(value: Any) -> Any:
 def _moved(value: Any, device: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _moved(each, device) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_moved(each, device) for each in value)
     if isinstance(value, Tensor):
         return value.detach() if device is None else value.detach().to(device)
     return value
@@ -132,8 +135,8 @@ def _renamed(groups: Sequence[SampleGroup], name: str) -> list[SampleGroup]:
 
 def _free_name(uid: Any, others: set[Any]) -> Any:
     """A name that nobody has, of the same type where that goes."""
-    if isinstance(uid, int):
-        return max(each for each in others if isinstance(each, int)) + 1
+    if isinstance(uid, (int, float)):
+        return max(each for each in others if isinstance(each, (int, float))) + 1
     candidates = (f"{uid}~{i}" if isinstance(uid, str) else (uid, i) for i in itertools.count(2))
     return next(each for each in candidates if each not in others)
 

@@ -217,15 +217,14 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _rows(value: Any, rows: Tensor) -> Any:
     if isinstance(value, Mapping):
         return {key: _rows(each, rows) for key, each in value.items()}
+    if not is_per_sample(value):
+        return value
     if isinstance(value, Tensor):
         return value[rows.to(value.device)]
     if isinstance(value, np.ndarray):
         return value[rows.cpu().numpy()]
-    if isinstance(value, (list, tuple)):
-        picked = [value[i] for i in rows.tolist()]
-        return tuple(picked) if type(value) is tuple else picked
-    # A TensorDict's stack of texts indexes like a tensor; anything else belongs to the batch.
-    return value[rows.cpu()] if is_per_sample(value) else value
+    picked = [value[i] for i in rows.tolist()]
+    return tuple(picked) if type(value) is tuple else picked
 
 
 def _joined(parts: Sequence[Columns]) -> Columns:

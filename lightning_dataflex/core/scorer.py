@@ -69,6 +69,10 @@ class Scorer(Metric):
     """What it measures, for mixers that need a score of a kind: reward, advantage, variance or probability."""
     paper: ClassVar[str] = ""
     """Where the signal was published."""
+    screens: ClassVar[bool] = False
+    """Of a timing of pre_rollout: whether it scores a prompt's first few responses, and not the prompt."""
+    pool: float = 1.0
+    """Of a timing of pre_rollout: candidates to score for each prompt that is rolled out."""
 
     rows: list[Tensor]
     step_id: Tensor
@@ -100,6 +104,10 @@ class Scorer(Metric):
     @abstractmethod
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         """Scores of a rollout batch: (N,), or (N, L) for token scores; NaN where there is nothing to score."""
+
+    def default_selector(self) -> Any:
+        """Of a timing of pre_rollout: the Selector of its paper, for a block that names none; None if it has none."""
+        return None
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
         """Numbers (N,) that say as much to `score` as this rank's batch does, under the names of fields.

@@ -82,10 +82,10 @@ class Summary:
         names = torch.unique(uid[kept.to(uid.device)])
         return len(names) if size is None else int(torch.isin(uid, names).sum()) // size
 
-    @property
-    def num_samples(self) -> int:
-        """Of all ranks."""
-        return len(self.numbers["num_tokens"])
+    def group_size(self, size: int | None) -> int | None:
+        """The size if every group has as many samples, or a multiple, as a prompt that was drawn twice; else None."""
+        counts = torch.unique(self.numbers["uid"], return_counts=True)[1]
+        return size if size and not (counts % size).any() else None
 
 
 def summary(numbers: RowNumbers, *, of_tokens: bool) -> dict[str, Tensor]:

@@ -132,6 +132,22 @@ def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
     return group_top_k(scores, group, num_kept[group], valid=eligible)
 
 
+def nearest_to(scores: Tensor, target: float, num: int) -> Tensor:
+    """(N,) bool: the `num` scores nearest to the target; of equally near ones the earlier stays, NaN never.
+
+    Source: MoPPS, arXiv:2507.04632.
+
+    Example:
+        >>> nearest_to(torch.tensor([0.9, 0.55, 0.2, 0.48, 0.5]), 0.5, 3)
+        tensor([False,  True, False,  True,  True])
+    """
+    eligible = (~scores.isnan()).nonzero().flatten()
+    distance = (scores[eligible].double() - target).square()
+    keep = torch.zeros_like(scores, dtype=torch.bool)
+    keep[eligible[torch.argsort(distance, stable=True)[:num]]] = True
+    return keep
+
+
 def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid: Tensor | None = None) -> Tensor:
     """The subset of each group whose rewards vary most.
 

@@ -60,22 +60,6 @@ def beta_update(
     )
 
 
-def nearest_to(scores: Tensor, target: float, num: int) -> Tensor:
-    """(N,) bool: the `num` scores nearest to the target; of equally near ones the earlier stays, NaN never.
-
-    Source: MoPPS, arXiv:2507.04632.
-
-    Example:
-        >>> nearest_to(torch.tensor([0.9, 0.55, 0.2, 0.48, 0.5]), 0.5, 3)
-        tensor([False,  True, False,  True,  True])
-    """
-    eligible = (~scores.isnan()).nonzero().flatten()
-    distance = (scores[eligible].double() - target).square()
-    keep = torch.zeros_like(scores, dtype=torch.bool)
-    keep[eligible[torch.argsort(distance, stable=True)[:num]]] = True
-    return keep
-
-
 def visit_runs(run: Tensor, kind: Tensor, kind_now: Tensor) -> Tensor:
     """How many visits in a row, this one included, were without signal and of the same kind, (N,).
 

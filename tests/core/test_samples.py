@@ -79,11 +79,11 @@ def test_every_field_has_the_rows_that_stay(kind: str) -> None:
 
 def test_scalars_texts_none_and_nested_fields() -> None:
     batch = fields() | {"step": 3, "name": "run", "extra": None, "scale": torch.tensor(2.0)}
-    batch["images"] = {"pixels": torch.arange(4), "format": "rgb"}
+    batch["images"] = {"pixels": torch.arange(4), "format": "rgb", "scale": torch.tensor(2.0)}
     result = taken(RolloutBatch(batch), ROWS, Layout())
     assert (result["step"], result["name"], result["extra"], float(result["scale"])) == (3, "run", None, 2.0)
     assert result["images"]["pixels"].tolist() == [1, 3]
-    assert result["images"]["format"] == "rgb"
+    assert (result["images"]["format"], float(result["images"]["scale"])) == ("rgb", 2.0)
 
 
 def test_what_is_shared_is_a_matter_of_declaration() -> None:
@@ -184,6 +184,21 @@ def test_a_group_is_the_same_after_a_checkpoint(tmp_path) -> None:
     assert torch.equal(back.columns["response_mask"], MASK[[0, 2]])
     with pytest.raises(ValueError, match=r"A rollout batch\.texts holds a set, which a checkpoint cannot hold"):
         SampleGroup({"texts": [{1}]}, 1, 0).state_dict()
+
+
+def test_groups_in_stock_go_to_the_device_of_their_batch() -> None:
+    """Stock lies in main memory; `meta` stands for the device of the batch."""
+    batch = RolloutBatch(fields() | {"uid": [7, 8, 7, 8], "images": [torch.ones(2)] * 4})
+    stock = groups_of(batch, Layout(), 0)
+    there = RolloutBatch({k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in batch.source.items()})
+    here = [
+        SampleGroup({k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in stock[0].columns.items()}, 3, 0)
+    ]
+    whole = together([*here, stock[1]], there, Layout())
+    assert whole["rewards"].device.type == whole["response_mask"].device.type == "meta"
+    assert whole["uid"] == [7, 7, 8, 8]
+    grown = RolloutBatch(fields() | {"uid": [7] * 4, "images": [torch.ones(2, requires_grad=True)] * 4})
+    assert not any(image.requires_grad for image in groups_of(grown, Layout(), 0)[0].columns["images"])
 
 
 def test_padding_counts_nowhere() -> None:

@@ -98,8 +98,9 @@ def test_minibatches_hold_whole_groups_and_every_sample_once() -> None:
     groups = [{uid[row] for row in part} for part in parts]
     assert sorted(row for part in parts for row in part) == list(range(9))
     assert not groups[0] & groups[1]
-    with pytest.raises(ValueError, match=r"num_minibatches is 6 but the batch has 5 prompts"):
-        minibatches(uid, 6, torch.Generator())
+    # A rank may have fewer groups left than there are steps to take.
+    few = minibatches(["a", "a"], 3, torch.Generator().manual_seed(0))
+    assert sorted(map(len, few)) == [0, 0, 2]
 
 
 @pytest.mark.parametrize(("setting", "value"), [("temperature", -1.0), ("top_p", 0.0), ("num_generations", 0)])

@@ -46,6 +46,8 @@ class Given(RLHFModule):
 
     def on_train_end(self) -> None:
         logged = {name: float(value) for name, value in self.trainer.logged_metrics.items()}
+        # What is given is not generated.
+        del logged["generated"]
         result = {"parameters": parameters(self), "logged": logged}
         torch.save(result, f"{self.folder}/{self.trainer.world_size}-{self.global_rank}.pt")
 
