@@ -117,7 +117,7 @@ class CPPO(Selector):
 
 @register_selector("nearest")
 class Nearest(Selector):
-    """Keeps the prompts whose scores are nearest to a target; of equally near ones the earlier.
+    """Keeps what scores nearest to a target, prompts before their rollout and samples after it; of equals the earlier.
 
     Args:
         target: The score to be near to.

@@ -31,6 +31,13 @@ class RefillConfig:
         max_rounds: Rollouts after which a step goes on with what it has.
         max_age: Steps for which a kept group that was one too many may wait.
         rollout: The module's method that takes prompts and returns a rollout batch.
+
+    Raises:
+        ValueError: A number is too small, or no whole number.
+
+    Example:
+        >>> RefillConfig.of({"groups": 32}).max_rounds
+        10
     """
 
     groups: int
@@ -48,7 +55,7 @@ class RefillConfig:
 
     @classmethod
     def of(cls, block: RefillConfig | Mapping[str, Any] | None) -> RefillConfig | None:
-        """What a configuration says."""
+        """A block that was read from YAML, one that is typed already, or None."""
         if block is None or isinstance(block, cls):
             return block
         if not isinstance(block, Mapping):

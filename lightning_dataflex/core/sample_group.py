@@ -35,7 +35,7 @@ class SampleGroup:
         return SampleGroup({name: _moved(value, "cpu") for name, value in self.columns.items()}, self.width, self.born)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """What a checkpoint holds; a ValueError where there is something that none can hold."""
         return {"columns": plain(self.columns, "A rollout batch"), "width": self.width, "born": self.born}
 
     @classmethod

@@ -50,6 +50,17 @@ def beta_update(
 
     Source: MoPPS, Qu et al. 2025, arXiv:2507.04632.
 
+    Args:
+        alpha: (K,) of the posterior so far; `prior[0]` for a prompt that was never seen.
+        beta: (K,) the same.
+        solved: (K,) responses that were right.
+        num: (K,) responses.
+        decay: In [0, 1]; 1 forgets nothing.
+        prior: Of every solve rate.
+
+    Returns:
+        `alpha` and `beta`, (K,) each.
+
     Example:
         >>> beta_update(torch.tensor(3.0), torch.tensor(2.0), torch.tensor(6.0), torch.tensor(8.0), decay=0.5)
         (tensor(8.), tensor(3.5000))
