@@ -210,7 +210,7 @@ class DataFlexCallback(Callback):
     def mount_kind(self, pl_module: LightningModule) -> Any:
         """Where the callback acts in this module; a ValueError where it cannot."""
         kind = mount_of(pl_module, self.config.mount)
-        check_mount(self, kind, type(pl_module).__name__)
+        check_mount(self, kind, pl_module)
         return kind
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

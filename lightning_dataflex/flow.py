@@ -67,7 +67,9 @@ class RolloutFlow:
         self.refill, self.decide, self.account, self.observers = refill, decide, account, list(observers)
         self.screening, self.estimator, self._estimator = screening, estimator, estimator
         self.layout, self.fields, self.weights_key, self.step = layout, dict(fields), weights_key, step
-        self.source = PromptSource(gates, layout, step=step, first_size=self._first_size, next_size=self._next_size)
+        self.source = PromptSource(
+            gates, layout, step=step, first_size=self._first_size, next_size=self._next_size, enough=self._enough
+        )
         self._full: Any = None
         self._seen: list[Any] = []
         self._restore: list[Callable[[], None]] = []
@@ -90,13 +92,7 @@ class RolloutFlow:
         # Before the hooks of the callbacks, whatever their order: they act on the batch that comes out of it.
         self._restore = [point.register_forward_hook(hook, prepend=True).remove for point in points_of(module)]
         if self.refill is not None:
-            rollout = getattr(module, self.refill.config.rollout, None)
-            if not callable(rollout):
-                raise ValueError(
-                    f"{type(module).__name__} has no method {self.refill.config.rollout!r} to roll out prompts with. "
-                    "Give it one that takes prompts and returns what its DataFlexPoint gets, or name it: "
-                    "refill: {rollout: ...}."
-                )
+            rollout = getattr(module, self.refill.config.rollout)
             if self.screening is not None:
                 self._estimator = self.estimator or setting(module, "adv_estimator")
                 # Said now, and not after the first rollout.
@@ -226,7 +222,7 @@ class RolloutFlow:
 
         # What one rank has to say of it, every rank hears: none is left waiting for the others.
         exchanged(checked, self.source.queue.process_group)
-        batch, keep = continued(rollout, keep, given, ids, generate, self.layout, self._estimator)
+        batch, keep = continued(rollout, keep, given, ids, generate, self.screening, rest, self.layout, self._estimator)
         return batch, keep, total
 
     # -- after a step ----------------------------------------------------------------------------------------------
@@ -248,3 +244,6 @@ class RolloutFlow:
     def _next_size(self, batch_size: int) -> int:
         assert self.refill is not None
         return self.refill.next_size(batch_size, self.source.queue.world)
+
+    def _enough(self, num_begun: int) -> int:
+        return 0 if self.refill is None else self.refill.enough(num_begun, self.source.queue.world)

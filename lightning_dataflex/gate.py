@@ -96,6 +96,6 @@ def check_given(rollout: RolloutBatch, prompts: RolloutBatch) -> None:
     if not torch.isin(prompt_ids(rollout).cpu(), prompt_ids(prompts)).all():
         raise ValueError(
             "The rollout batch has samples of prompts that were not given to it: its prompt_id (or uid) "
-            f"{list(rollout['prompt_id'])[:3]} is none of theirs. Hand each prompt's id on in a field prompt_id, or "
-            "nothing can be said of the prompt."
+            f"{list(rollout['prompt_id'])[:3]} is none of theirs, {list(prompts['prompt_id'])[:3]}. Hand each prompt's "
+            "id on in a field prompt_id, or nothing can be said of the prompt."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +72,12 @@ class Refill:
         if num_before:
             stock = max(0.0, stock + self.keep_rate * num_before - target)
         return draw_size(target - stock, self.keep_rate, most * world, world)
+
+    def enough(self, num_begun: int, world: int) -> int:
+        """Prompts, over all ranks, that are likely to fill up a step that begins with so many, and the one after it."""
+        target = world * self.config.groups
+        missing = max(0.0, target - len(self.stock) - self.keep_rate * num_begun)
+        return math.ceil((missing + target) / max(self.keep_rate, 1e-3) - 1e-9)
 
     def next_size(self, most: int, world: int) -> int:
         """Prompts to roll out next, over all ranks."""

@@ -20,6 +20,8 @@ def continued(
     prompts: Sequence[Any],
     ids: RolloutBatch,
     generate: Callable[[Sequence[Any]], RolloutBatch],
+    num_screening: int,
+    num_rest: int,
     layout: Layout,
     estimator: str | None,
 ) -> tuple[RolloutBatch, Tensor]:
@@ -33,16 +35,25 @@ def continued(
         prompts: This rank's prompts.
         ids: Their `prompt_id`.
         generate: Rolls out the rest of each given prompt's group. Called on every rank.
+        num_screening: Responses that each prompt has got.
+        num_rest: And that it is to get.
         layout: What the fields of a batch are.
         estimator: How a whole group's advantages are computed.
     """
+    _check_size(screened, len(prompts), num_screening)
     given = prompt_ids(ids).tolist()
     promising = set(prompt_ids(by_prompt(screened))[keep.cpu()].tolist())
     # A rank without any takes part with its first prompt, and forgets what comes back.
     chosen = [place for place, uid in enumerate(given) if uid in promising] or [0]
     rest = generate([prompts[place] for place in chosen])
+    _check_size(rest, len(chosen), num_rest)
     if not promising:
         return screened, keep
+    # Both phases under one name, whatever each call numbers its groups by.
+    names = dict(zip(prompt_ids(by_prompt(screened)).tolist(), _listed(screened["uid"])))
+    uid = [names[each] for each in prompt_ids(by_prompt(rest)).tolist()]
+    same = torch.tensor(uid).to(rest["uid"]) if isinstance(rest["uid"], Tensor) else uid
+    rest = RolloutBatch(rest.replaced({"uid": same}), rest.fields)
     kept = RolloutBatch(taken(screened, keep.nonzero().flatten(), layout), screened.fields)
     parts = [(per_sample(part, layout), part.token_mask.shape[1]) for part in (kept, rest)]
     whole = RolloutBatch(rebuilt(screened.source, joined(parts, layout, screened.fields)), screened.fields)
@@ -51,3 +62,15 @@ def continued(
     spread_out = advantages if there.dim() == 1 else advantages[:, None] * whole.token_mask
     updates = {"advantages": spread_out.to(there)}
     return RolloutBatch(whole.replaced(updates), screened.fields), torch.ones(len(whole), dtype=torch.bool)
+
+
+def _check_size(batch: RolloutBatch, num_prompts: int, num_generations: int) -> None:
+    if len(batch) != num_prompts * num_generations:
+        raise ValueError(
+            f"The rollout of {num_prompts} prompts has {len(batch)} samples, and {num_generations} of each were asked "
+            "for by num_generations. Let the rollout method heed it, and let training_step call that method."
+        )
+
+
+def _listed(column: Any) -> list[Any]:
+    return column.tolist() if hasattr(column, "tolist") else list(column)

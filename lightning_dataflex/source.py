@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lightning_dataflex.core.plain import plain, restored
+from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.gate import Gate
@@ -49,6 +50,7 @@ class PromptSource:
         first_size: How many prompts a step rolls out first, over all ranks; given how many a loader's batch has on one
             rank, and with how many prompts the step before begins that is yet to be trained on.
         next_size: How many it rolls out next.
+        enough: How many prompts must be left for a step that began with so many, and for the one after it.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class PromptSource:
         step: Callable[[], int],
         first_size: Callable[[int, int], int],
         next_size: Callable[[int], int],
+        enough: Callable[[int], int],
     ) -> None:
+        self.enough = enough
         self.gates, self.step, self.first_size, self.next_size = list(gates), step, first_size, next_size
         self.queue = PromptQueue(layout)
         self.num_pulled = 0
@@ -134,6 +138,12 @@ class PromptSource:
             raise StopIteration
         self._has_stepped = True
         self._ahead = self._first_draw(self.step() + 1, len(draw.prompts))
+        if self._ahead is not None and self._num_left < self.enough(len(draw.prompts)):
+            # Not enough for this step and one more: all that is left of the data is for this one.
+            while self._pull():
+                pass
+            self.queue.put_back(self._ahead.prompts)
+            self._ahead = None
         self._fetcher.done = self._ahead is None
         for gate, judged in zip(self.gates, draw.judged):
             gate.judged = judged
@@ -184,8 +194,8 @@ class PromptSource:
         if must_go_on and len(passed) < self.queue.world <= len(skipped) + len(passed):
             warn_once(
                 self,
-                f"Of {len(skipped) + len(passed)} prompts {len(passed)} passed, fewer than there are ranks: the first "
-                "of the others are rolled out too. Widen the rule.",
+                f"Of {len(skipped) + len(passed)} prompts {len(passed)} passed {self._names}, and each of "
+                f"{self.queue.world} ranks needs one: the first of the others are rolled out too. Widen the rule.",
             )
             passed += skipped[: self.queue.world - len(passed)]
         self.queue.put_back(passed[num:])
@@ -207,8 +217,23 @@ class PromptSource:
         return batch is not None
 
     @property
+    def _num_left(self) -> float:
+        """Prompts that the epoch still has, over all ranks, those drawn ahead included."""
+        queue = self.queue
+        ahead = len(self._ahead.prompts) if self._ahead is not None else 0
+        if self._has_ended:
+            return len(queue) + ahead
+        if self._length is None:
+            return math.inf
+        return len(queue) + ahead + (self._length - self.num_pulled) * queue.batch_size * queue.world
+
+    @property
+    def _names(self) -> str:
+        return " and ".join(registered_name(gate.scorer) for gate in self.gates)
+
+    @property
     def _is_over(self) -> bool:
-        return self._has_ended and self._ahead is None and len(self.queue) < self.queue.world
+        return self._has_ended and self._ahead is None
 
     @property
     def num_used(self) -> int | None:

@@ -22,6 +22,8 @@ from lightning_dataflex.mount import BatchMount, PointMount
 from lightning_dataflex.refill import Refill
 
 if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
     from lightning_dataflex.callback import DataFlexCallback
 
 
@@ -136,9 +138,15 @@ def check_team(members: Sequence[DataFlexCallback]) -> None:
         )
 
 
-def check_mount(member: DataFlexCallback, kind: Any, module: str) -> None:
-    """Raise a ValueError for a place in a module at which a callback cannot do what it is asked for."""
+def check_mount(member: DataFlexCallback, kind: Any, pl_module: LightningModule) -> None:
+    """Raise a ValueError for a module in which a callback cannot do what it is asked for."""
+    module = type(pl_module).__name__
     config, chooses = member.config, member.pipeline.scorer.timing == "pre_rollout"
+    if isinstance(config.refill, RefillConfig) and not callable(getattr(pl_module, config.refill.rollout, None)):
+        raise ValueError(
+            f"{module} has no method {config.refill.rollout!r} to roll out prompts with. Give it one that takes "
+            "prompts and returns what its DataFlexPoint gets, or name it: refill: {rollout: ...}."
+        )
     if kind is PointMount or not (config.drop == "rows" or config.refill or chooses):
         return
     if kind is BatchMount and not (config.refill or chooses):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,7 @@ def test_where_no_prompt_passes_the_first_are_rolled_out_all_the_same() -> None:
     data = Prompts(KINDS, 4)
     for row in data.rows:
         row["length"] = 1
-    with pytest.warns(UserWarning, match="Of 16 prompts 0 passed, fewer than there are ranks"):
+    with pytest.warns(UserWarning, match="Of 16 prompts 0 passed pass_rate_band, and each of 1 ranks needs one"):
         module, _, trainer = fit([gate(known)], data)
     assert [len(step) for step in module.rolled_out] == [1]
     assert trainer.global_step == 1
@@ -196,6 +197,41 @@ def test_speed_goes_on_after_a_round_without_a_promising_prompt() -> None:
     assert batch["rollout_is_weights"].sum() == batch["response_mask"].sum() > 0
 
 
+class Heedless(Rolling):
+    def rollout(self, rows: Any, num_generations: int | None = None) -> dict[str, Any]:
+        return super().rollout(rows)
+
+
+class Elsewhere(Rolling):
+    def generated(self, rows: Any) -> dict[str, Any]:
+        return Rolling.rollout(self, rows)
+
+    def training_step(self, rows: Any, batch_idx: int) -> Any:
+        return self.dataflex(self.generated(rows))
+
+
+@pytest.mark.parametrize("module", [Heedless, Elsewhere])
+def test_speed_notices_a_rollout_of_other_sizes_than_it_asked_for(module: Any) -> None:
+    speed = gate({"name": "speed", "params": {"num_screening": 2}}, refill={"groups": 2})
+    with pytest.raises(ValueError, match=r"rollout of 2 prompts has 8 samples, and 2 of each were asked for"):
+        fit([speed], Prompts(["mixed"] * 8, 4), module(), max_steps=1)
+
+
+def test_speed_joins_the_parts_of_a_group_by_prompt() -> None:
+    class Numbered(Rolling):
+        def rollout(self, rows: Any, num_generations: int | None = None) -> dict[str, Any]:
+            batch = super().rollout(rows, num_generations)
+            num = num_generations or self.num_generations
+            return batch | {"prompt_id": batch["uid"], "uid": torch.arange(len(rows)).repeat_interleave(num)}
+
+    speed = gate({"name": "speed", "params": {"num_screening": 2}}, refill={"groups": 3})
+    module, _, _ = fit([speed], Prompts(["hard", "mixed", "mixed"] * 8, 6), Numbered(), max_steps=2, max_epochs=-1)
+    for batch in module.given:
+        pairs = list(zip(batch["uid"].tolist(), batch["prompt_id"]))
+        assert len(set(pairs)) == len({uid for uid, _ in pairs}) == 3
+        assert [pairs.count(pair) for pair in set(pairs)] == [GENERATIONS] * 3
+
+
 def test_speed_of_a_prompt_that_comes_twice() -> None:
     data = Prompts(["mixed"] * 8, 4)
     data.rows = [data.rows[i] for i in (0, 0, 1, 2, 3, 4, 5, 6)]
@@ -224,7 +260,7 @@ def test_two_ranks_roll_out_what_one_does(case: str, tmp_path: Path) -> None:
     for world in (1, 2):
         folder = tmp_path / str(world)
         folder.mkdir()
-        run(["python", "tests/flowing.py", case, str(world), str(folder)])
+        run([sys.executable, "tests/flowing.py", case, str(world), str(folder)])
         results.append([torch.load(folder / f"{rank}.pt") for rank in range(world)])
     (one,), two = results
     # `groups` is per rank: two ranks take twice as many in a step, out of the same stream.

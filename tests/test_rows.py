@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_dataflex import DataFlexCallback
-from tests.launch import run
+from tests.launch import SCRIPT, run
 from tests.toy import MOUNTS, Toy, fit, kept_rows, rollout
 
 SELECT = {"scorer": "group_solve_rate", "actuator": "threshold_band"}
@@ -101,7 +101,7 @@ def test_a_callback_that_only_watches_leaves_the_rows() -> None:
 def test_ranks_keep_their_own_rows_and_one_without_any_takes_part(world: int, tmp_path: Path) -> None:
     for drop in ("mask", "rows"):
         (tmp_path / drop).mkdir()
-        run(["python", "tests/training.py", "ddp", str(world), str(tmp_path / drop), "1", "cpu", drop])
+        run([*SCRIPT, "ddp", str(world), str(tmp_path / drop), "1", "cpu", drop])
     for rank in range(world):
         masked, rows = (torch.load(tmp_path / drop / f"{rank}.pt") for drop in ("mask", "rows"))
         torch.testing.assert_close(rows["weight"], masked["weight"], rtol=0, atol=1e-12)

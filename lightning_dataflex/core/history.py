@@ -104,6 +104,11 @@ class PromptHistory:
 
     def put(self, ids: Tensor, values: Mapping[str, Tensor], step: int) -> None:
         """Remember numbers (N,) of these prompts, each of which is named once."""
+        if set(values) != set(self._columns):
+            raise ValueError(
+                f"The history has the columns {', '.join(self._columns) or '(none)'}, but was given "
+                f"{', '.join(values) or 'none'}. Name them in columns_remembered."
+            )
         order = np.argsort(ids.cpu().numpy())
         sorted_ids = ids.cpu().numpy()[order]
         given = {name: values[name].cpu().numpy().astype(np.float32)[order] for name in self._columns}
