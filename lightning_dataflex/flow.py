@@ -246,4 +246,5 @@ class RolloutFlow:
         return self.refill.next_size(batch_size, self.source.queue.world)
 
     def _enough(self, num_begun: int) -> int:
-        return 0 if self.refill is None else self.refill.enough(num_begun, self.source.queue.world)
+        queue = self.source.queue
+        return 0 if self.refill is None else self.refill.enough(num_begun, queue.batch_size, queue.world)

@@ -73,11 +73,15 @@ class Refill:
             stock = max(0.0, stock + self.keep_rate * num_before - target)
         return draw_size(target - stock, self.keep_rate, most * world, world)
 
-    def enough(self, num_begun: int, world: int) -> int:
-        """Prompts, over all ranks, that are likely to fill up a step that begins with so many, and the one after it."""
+    def enough(self, num_begun: int, most: int, world: int) -> int:
+        """Prompts, over all ranks, that are likely to fill up a step that begins with so many, and the one after it.
+
+        They are never more than the step can still roll out.
+        """
         target = world * self.config.groups
         missing = max(0.0, target - len(self.stock) - self.keep_rate * num_begun)
-        return math.ceil((missing + target) / max(self.keep_rate, 1e-3) - 1e-9)
+        likely = math.ceil((missing + target) / max(self.keep_rate, 1e-3) - 1e-9)
+        return min(likely, (self.config.max_rounds - 1) * most * world)
 
     def next_size(self, most: int, world: int) -> int:
         """Prompts to roll out next, over all ranks."""

@@ -79,6 +79,18 @@ def test_a_budget_that_is_used_up_goes_on_with_what_there_is_and_says_so(drop: s
     assert not torch.equal(module.weight, Rolling().weight)
 
 
+def test_prompts_do_not_pile_up_where_little_is_kept() -> None:
+    kinds = ["mixed" if i % 24 == 0 else "hard" for i in range(96)]
+    short = dapo(8, refill={"groups": 8, "max_rounds": 3})
+    module, _, trainer = fit([short], Prompts(kinds, 4), max_steps=30, max_epochs=-1)
+    assert trainer.current_epoch > 1
+    # A step has a budget of 12 prompts: never does more wait than it and the step before it could use.
+    assert len(trainer.callbacks[0].flow.source.queue) < 24
+    assert max(len(step) for step in module.rolled_out) <= 12
+    per_epoch = [sum(map(len, module.rolled_out[i : i + 8])) for i in (0, 8, 16)]
+    assert min(per_epoch) > 60
+
+
 @pytest.mark.parametrize("drop", ["mask", "rows", "weight"])
 def test_a_stream_in_which_nothing_is_ever_kept_ends_and_moves_nothing(drop: str) -> None:
     with pytest.warns(UserWarning, match="keeps no sample"):
