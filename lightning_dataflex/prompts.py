@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -168,21 +167,3 @@ def _kind_of(batch: Any) -> Kind:
         f"The loader gives a {type(batch).__name__}, of which single prompts cannot be taken and put together again. "
         "Give a list of rows (collate_fn=list), a tensor, or a dict of columns."
     )
-
-
-def draw_size(missing: float, keep_rate: float, most: int, world: int, margin: float = 1.0) -> int:
-    """Prompts to roll out so that `missing` of them are likely to be kept, over all ranks, as many on each.
-
-    Args:
-        missing: Groups that are still wanted.
-        keep_rate: Share of the prompts that were kept so far.
-        most: Prompts that a rollout may have, over all ranks.
-        world: Number of ranks.
-        margin: How many times as many as are expected to do.
-
-    Example:
-        >>> draw_size(8, keep_rate=0.5, most=64, world=1), draw_size(8, keep_rate=0.5, most=12, world=1)
-        (16, 12)
-    """
-    wanted = math.ceil(margin * missing / max(keep_rate, 1e-3) - 1e-9)
-    return -(-max(min(wanted, most), 1) // world) * world

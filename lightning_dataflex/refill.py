@@ -13,7 +13,6 @@ from lightning_dataflex.core.config import RefillConfig
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.sample_group import SampleGroup, groups_of, padding, together
 from lightning_dataflex.core.samples import Layout
-from lightning_dataflex.prompts import draw_size
 from lightning_dataflex.sync import Group, exchanged
 from lightning_dataflex.window import WARN_EVERY
 
@@ -80,8 +79,7 @@ class Refill:
         """
         target = world * self.config.groups
         missing = max(0.0, target - len(self.stock) - self.keep_rate * num_begun)
-        likely = math.ceil((missing + target) / max(self.keep_rate, 1e-3) - 1e-9)
-        return min(likely, (self.config.max_rounds - 1) * most * world)
+        return min(_likely(missing + target, self.keep_rate), (self.config.max_rounds - 1) * most * world)
 
     def next_size(self, most: int, world: int) -> int:
         """Prompts to roll out next, over all ranks."""
@@ -171,3 +169,25 @@ class Refill:
         """Take back what `state_dict` gave."""
         self.stock = [SampleGroup.of_state(each) for each in state["stock"]]
         self.keep_rate = state["keep_rate"]
+
+
+def draw_size(missing: float, keep_rate: float, most: int, world: int, margin: float = 1.0) -> int:
+    """Prompts to roll out so that `missing` of them are likely to be kept, over all ranks, as many on each.
+
+    Args:
+        missing: Groups that are still wanted.
+        keep_rate: Share of the prompts that were kept so far.
+        most: Prompts that a rollout may have, over all ranks.
+        world: Number of ranks.
+        margin: How many times as many as are expected to do.
+
+    Example:
+        >>> draw_size(8, keep_rate=0.5, most=64, world=1), draw_size(8, keep_rate=0.5, most=12, world=1)
+        (16, 12)
+    """
+    return -(-max(min(_likely(margin * missing, keep_rate), most), 1) // world) * world
+
+
+def _likely(groups: float, keep_rate: float) -> int:
+    """Prompts of which so many are kept on average."""
+    return math.ceil(groups / max(keep_rate, 1e-3) - 1e-9)

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_dataflex import DataFlexCallback
-from lightning_dataflex.prompts import draw_size
+from lightning_dataflex.refill import draw_size
 from tests.flowing import GENERATIONS, LUCK, Mixed, Prompts, Rolling, as_lists, dapo, fit, gate, names
 from tests.launch import run
 

@@ -47,9 +47,7 @@ class RefillConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("groups", 1), ("max_rounds", 1), ("max_age", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"refill.{name} is {value!r}. It must be a whole number of at least {least}.")
+            _check_whole(f"refill.{name}", getattr(self, name), least)
         if not isinstance(self.rollout, str):
             raise ValueError(f"refill.rollout is {self.rollout!r}. Give the name of the module's method, as text.")
 
@@ -60,10 +58,7 @@ class RefillConfig:
             return block
         if not isinstance(block, Mapping):
             raise ValueError(f"refill is {block!r}. Give a mapping, refill: {{groups: 32}}.")
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in block:
-            if name not in known:
-                raise ValueError(f"refill has no key {name!r}. {nearest(str(name), known)}")
+        _check_keys("refill", block, cls)
         if "groups" not in block:
             raise ValueError("refill lacks 'groups'. Say how many groups the loss gets in each step on each rank.")
         return cls(**block)
@@ -163,10 +158,7 @@ class DataFlexConfig:
             return block
         if not isinstance(block, Mapping):
             raise ValueError(f"A dataflex block is {block!r}. Give a mapping with mechanism, scorer and actuator.")
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in block:
-            if name not in known:
-                raise ValueError(f"The dataflex block has no key {name!r}. {nearest(str(name), known)}")
+        _check_keys("The dataflex block", block, cls)
         _check_values(block)
         if "mechanism" not in block:
             raise ValueError("The dataflex block lacks 'mechanism'. Give mechanism, scorer and actuator.")
@@ -251,14 +243,24 @@ class DataFlexConfig:
             )
 
 
+def _check_keys(title: str, block: Mapping[str, Any], cls: type) -> None:
+    known = [f.name for f in dataclasses.fields(cls)]
+    for name in block:
+        if name not in known:
+            raise ValueError(f"{title} has no key {name!r}. {nearest(str(name), known)}")
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}. It must be a whole number of at least {least}.")
+
+
 def _check_values(block: Mapping[str, Any]) -> None:
     for name, choices in (("mechanism", Mechanism), ("drop", Drop), ("on_empty", OnEmpty), ("scope", Scope)):
         if name in block and block[name] not in get_args(choices):
             raise ValueError(f"{name} is {block[name]!r}. {nearest(str(block[name]), get_args(choices))}")
     for name, least in (("warmup_step", 0), ("update_step", 1)):
-        value = block.get(name, least)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} is {value!r}. It must be a whole number of at least {least}.")
+        _check_whole(name, block.get(name, least), least)
     for name in ("enforce", "trim"):
         if not isinstance(block.get(name, True), bool):
             raise ValueError(f"{name} is {block[name]!r}. It must be true or false.")

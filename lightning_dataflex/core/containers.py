@@ -24,10 +24,11 @@ def is_batch(source: Any) -> bool:
     """
     if isinstance(source, (Tensor, np.ndarray, str, bytes, int, float, type(None))) or callable(source):
         return False
-    return _is_verl(source) or _is_mapping(source) or _is_named_tuple(source) or _has_attributes(source)
+    return is_verl(source) or _is_mapping(source) or _is_named_tuple(source) or _has_attributes(source)
 
 
-def _is_verl(source: Any) -> bool:
+def is_verl(source: Any) -> bool:
+    """Whether a batch keeps tensors in `.batch` and the rest in `.non_tensor_batch`, as verl's `DataProto`."""
     return hasattr(source, "batch") and hasattr(source, "non_tensor_batch")
 
 
@@ -45,7 +46,7 @@ def _has_attributes(source: Any) -> bool:
 
 def stores(source: Any) -> list[Mapping[str, Any]]:
     """The mappings that hold a batch's fields, each with `in`, `[]` and iteration over names."""
-    if _is_verl(source):
+    if is_verl(source):
         return [_Keyed(store) for store in (source.batch, source.non_tensor_batch) if store is not None]
     if _is_mapping(source):
         return [_Keyed(source)]
@@ -77,7 +78,7 @@ class _Keyed(Mapping[str, Any]):
 
 def write(source: Any, key: str, value: Any) -> None:
     """Put a field into the very object that was given; a TypeError where its type does not allow it."""
-    if _is_verl(source):
+    if is_verl(source):
         _write_verl(source, key, value)
     elif _is_mapping(source):
         _write_item(source, key, value)
@@ -117,7 +118,7 @@ def copy_with(source: Any, values: Mapping[str, Any]) -> Any:
     """A shallow copy of the same type with these fields; the source stays as it is."""
     if _is_named_tuple(source):
         return source._replace(**{k: v for k, v in values.items() if _fits(source, k, source._fields)})
-    if _is_verl(source):
+    if is_verl(source):
         new = copy.copy(source)
         new.batch = None if source.batch is None else copy_with(source.batch, {})
         new.non_tensor_batch = dict(source.non_tensor_batch)
@@ -146,7 +147,7 @@ def holds_originals(source: Any) -> bool:
     """Whether a batch of this type has room for the first values of replaced fields; a NamedTuple has not."""
     if _is_named_tuple(source) or isinstance(source, Arguments):
         return False
-    return _is_verl(source) or _is_mapping(source) or hasattr(source, "__dict__")
+    return is_verl(source) or _is_mapping(source) or hasattr(source, "__dict__")
 
 
 def _fits(source: Any, key: str, declared: Sequence[str]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.containers import ORIGINAL, copy_with, stores
+from lightning_dataflex.core.containers import ORIGINAL, copy_with, is_verl, stores
 from lightning_dataflex.core.global_batch import is_per_sample
 from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
 from lightning_dataflex.packing import Block
@@ -82,7 +82,7 @@ def taken(batch: RolloutBatch, rows: Tensor, layout: Layout) -> Any:
 
 def rebuilt(source: Any, columns: Columns) -> Any:
     """A batch of the type of `source`, with these columns in place of its own and its other fields as they are."""
-    if hasattr(source, "batch") and hasattr(source, "non_tensor_batch"):
+    if is_verl(source):
         new = copy.copy(source)
         tensors = set() if source.batch is None else set(source.batch.keys())
         if source.batch is not None:
