@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.core.config import RefillConfig
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.sample_group import SampleGroup, groups_of, padding, together
 from lightning_dataflex.core.samples import Layout
+from lightning_dataflex.core.warn import NowAndThen
 from lightning_dataflex.sync import Group, exchanged
-from lightning_dataflex.window import WARN_EVERY
 
 MARGIN = 1.25
 """How many times the expected prompts a further rollout has. That of the adaptive batch of GRESO, arXiv:2506.02177."""
@@ -42,7 +41,7 @@ class Refill:
         self.config, self.layout, self.name = config, layout, name
         self.stock: list[SampleGroup] = []
         self.keep_rate = 1.0
-        self._num_short = 0
+        self._warnings = NowAndThen()
         self._own: list[SampleGroup] = []
         self._spare: SampleGroup | None = None
         self._num_kept = self._num_prompts = 0
@@ -151,15 +150,13 @@ class Refill:
         return mine[:size], num_groups
 
     def _warn(self, num_groups: int, world: int) -> None:
-        if self._num_short % WARN_EVERY == 0:
-            rank_zero_warn(
+        self._warnings.warn(
+            lambda count: (
                 f"{self.name} kept {num_groups} of {world * self.config.groups} groups after "
                 f"{int(self.metrics['rounds'])} rounds of rollouts ({int(self.metrics['prompts'])} prompts). The step "
-                f"goes on with them. Such steps so far: {self._num_short + 1}. Widen the rule, raise max_rounds, or "
-                "give other data.",
-                UserWarning,
+                f"goes on with them. Such steps so far: {count}. Widen the rule, raise max_rounds, or give other data."
             )
-        self._num_short += 1
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The stock, and how often groups were kept; the same on every rank."""

@@ -9,15 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.core.config import OnEmpty
 from lightning_dataflex.core.decision import Decision
-from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.core.warn import NowAndThen, warn_once
 from lightning_dataflex.sync import mean_over_ranks
-
-WARN_EVERY = 100
-"""After the first, only every so many steps without a kept sample, or without a full batch, are warned of."""
 
 
 class EmptySteps:
@@ -29,7 +25,7 @@ class EmptySteps:
 
     def __init__(self, on_empty: OnEmpty) -> None:
         self.on_empty = on_empty
-        self.count = 0
+        self._warnings = NowAndThen()
 
     def report(self, step: int, name: str, decision: Decision, settings: dict[str, Any]) -> None:
         """Raise a ValueError, or warn now and then, naming the rule, the scores and the thresholds."""
@@ -38,10 +34,8 @@ class EmptySteps:
         fact = f"Step {step}: {name} keeps no sample. Scores: {span}; settings: {settings}."
         if self.on_empty == "raise":
             raise ValueError(f"{fact} Widen the rule, or use on_empty: skip or keep.")
-        if self.count % WARN_EVERY == 0:
-            outcome = "trains on all samples" if decision.fell_back else "leaves the parameters as they are"
-            rank_zero_warn(f"{fact} The step {outcome}. Such steps so far: {self.count + 1}.", UserWarning)
-        self.count += 1
+        outcome = "trains on all samples" if decision.fell_back else "leaves the parameters as they are"
+        self._warnings.warn(lambda count: f"{fact} The step {outcome}. Such steps so far: {count}.")
 
 
 class StepWindow:
