@@ -343,7 +343,7 @@ class DataFlexCallback(Callback):
 
     @property
     def _is_training(self) -> bool:
-        return self._trainer is not None and self._trainer.training and not self._trainer.sanity_checking
+        return self._trainer is not None and self._trainer.training
 
     def _check_fired(self, pl_module: LightningModule) -> None:
         if not self._acted:

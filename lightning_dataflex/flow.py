@@ -87,7 +87,7 @@ class RolloutFlow:
 
         @torch.compiler.disable(recursive=True)
         def hook(_point: Any, _args: Any, batch: Any) -> Any:
-            return self._filled(batch) if trainer.training and not trainer.sanity_checking else None
+            return self._filled(batch) if trainer.training else None
 
         # Before the hooks of the callbacks, whatever their order: they act on the batch that comes out of it.
         self._restore = [point.register_forward_hook(hook, prepend=True).remove for point in points_of(module)]
