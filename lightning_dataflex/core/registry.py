@@ -66,7 +66,7 @@ def components(kind: Kind) -> dict[str, type]:
 
     Example:
         >>> components("selector")["threshold_band"]
-        <class 'lightning_dataflex.selectors.ThresholdBand'>
+        <class 'lightning_dataflex.selectors.bands.ThresholdBand'>
     """
     if kind not in BASES:
         raise ValueError(f"There is no kind of component {kind!r}. {nearest(str(kind), BASES)}")

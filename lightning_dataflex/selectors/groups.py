@@ -1,4 +1,4 @@
-"""The selectors: one small class per rule, a thin shell over `functional.selection`."""
+"""Selectors of some samples of each group."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.global_batch import rewards_and_groups
-from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.functional import selection, visits
+from lightning_dataflex.functional import selection
 from lightning_dataflex.functional.advantages import grpo_advantages
 from lightning_dataflex.functional.groups import group_mean
 
@@ -22,159 +21,6 @@ Advantages = Literal["subset", "group"]
 
 MEANS_REMEMBERED = 10_000
 """Groups whose mean rewards say how hard a group is."""
-
-
-@register_selector("threshold_band")
-class ThresholdBand(Selector):
-    """Keeps what scores inside a band, low < s < high.
-
-    With `group_solve_rate`, the band 0..1 is the filter of DAPO's dynamic sampling, and 0.2..0.8 that of online
-    difficulty filtering (arXiv:2504.03380).
-
-    Args:
-        low: Lower end.
-        high: Upper end.
-        closed: Keep what lies on an end too. A score within 1e-6 of an end lies on it.
-
-    Example:
-        >>> import torch
-        >>> ThresholdBand(low=0.2, high=0.8).act(torch.tensor([0.2, 0.5, 1.0]), {})
-        [1]
-    """
-
-    row_wise = True
-    paper = "DAPO, arXiv:2503.14476"
-
-    def __init__(self, low: float = 0.0, high: float = 1.0, closed: bool = False) -> None:
-        if not low < high and not (closed and low == high):
-            raise ValueError(f"low is {low} and high is {high}: no score lies between. Give a low below high.")
-        self.low, self.high, self.closed = low, high, closed
-
-    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        return selection.in_band(scores, self.low, self.high, closed=self.closed)
-
-
-@register_selector("topk_fraction")
-class TopKFraction(Selector):
-    """Keeps the share of samples with the largest (or smallest) scores; of equal scores the earlier sample.
-
-    Args:
-        fraction: In (0, 1], of the samples with a score; rounded to nearest, halves up, at least one.
-        largest: False keeps the smallest.
-
-    Example:
-        >>> import torch
-        >>> TopKFraction(fraction=0.5).act(torch.tensor([0.1, 0.3, 0.9, 0.3]), {})
-        [1, 2]
-    """
-
-    granularities = ("prompt", "response")
-
-    def __init__(self, fraction: float = 0.5, largest: bool = True) -> None:
-        check_range("fraction", fraction, 0, 1, open_low=True)
-        self.fraction, self.largest = fraction, largest
-
-    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        return selection.top_fraction(scores, self.fraction, largest=self.largest)
-
-
-@register_selector("cppo")
-class CPPO(Selector):
-    """Leaves out the share of samples with the smallest scores, |advantage| in the paper, of each group or of all.
-
-    Advantages stay those of the full group. Of equal scores the later samples go first.
-
-    Args:
-        pruning_rate: In [0, 1). Of n samples int(n * pruning_rate) go.
-        within: `group` as in the paper, or `batch` as in the authors' implementation.
-
-    Example:
-        >>> import torch
-        >>> CPPO(within="batch").act(torch.tensor([1.2, 0.3, 0.7, 1.1]), {})
-        [0, 3]
-    """
-
-    granularities = ("response",)
-    paper = "CPPO, arXiv:2503.22342"
-
-    def __init__(self, pruning_rate: float = 0.5, within: Literal["group", "batch"] = "group") -> None:
-        check_range("pruning_rate", pruning_rate, 0, 1)
-        if pruning_rate == 1:
-            raise ValueError("pruning_rate is 1: nothing would be left. Give less.")
-        if within not in ("group", "batch"):
-            raise ValueError(f"within is {within!r}. Use group or batch.")
-        self.pruning_rate, self.within = pruning_rate, within
-        self.needs_groups = within == "group"
-        self.requires = ("uid",) if self.needs_groups else ()
-
-    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        group = batch.groups[0] if self.needs_groups else torch.zeros_like(scores, dtype=torch.int64)
-        return selection.pruned(scores, group, self.pruning_rate)
-
-    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return {"uid": batch.group_ids} if self.needs_groups else {}
-
-
-@register_selector("nearest")
-class Nearest(Selector):
-    """Keeps what scores nearest to a target, prompts before their rollout and samples after it; of equals the earlier.
-
-    Args:
-        target: The score to be near to.
-        fraction: In (0, 1], of what has a score. Before a rollout it is not read: the step says how many it needs.
-
-    Example:
-        >>> import torch
-        >>> Nearest(0.5, fraction=0.5).act(torch.tensor([0.9, 0.55, 0.2, 0.48]), {})
-        [1, 3]
-    """
-
-    granularities = ("prompt", "response")
-    paper = "MoPPS, arXiv:2507.04632"
-
-    def __init__(self, target: float = 0.5, fraction: float = 0.5) -> None:
-        check_range("fraction", fraction, 0, 1, open_low=True)
-        check_finite("target", target)
-        self.target, self.fraction = target, fraction
-
-    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        num = ctx.get("num")
-        if num is None:
-            num = int(selection.share(torch.tensor(len(scores)), self.fraction))
-        return selection.nearest_to(scores, self.target, num)
-
-
-@register_selector("bernoulli")
-class Bernoulli(Selector):
-    """Keeps each prompt with the probability that is its score, all of its samples or none.
-
-    The draw follows from the seed, the step and the prompt's id alone.
-
-    Args:
-        seed: Of the draws.
-
-    Example:
-        >>> import torch
-        >>> Bernoulli().act(torch.tensor([1.0, 0.0, 1.0]), {"uid": [7, 8, 9]})
-        [0, 2]
-    """
-
-    requires = ("prompt_id",)
-    granularities = ("prompt",)
-    row_wise = True
-    paper = "GRESO, arXiv:2506.02177"
-
-    def __init__(self, seed: int = 0) -> None:
-        if seed < 0:
-            raise ValueError(f"seed is {seed}. Use 0 or a positive number.")
-        self.seed = seed
-
-    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        drawn = visits.uniform(prompt_ids(batch), self.seed, ctx.get("step_id", 0))
-        return drawn.to(scores.device) < scores
-
-    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return {"prompt_id": prompt_ids(batch)}
 
 
 class _WithinGroups(Selector):
@@ -312,3 +158,40 @@ class MaxVariance(_WithinGroups):
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
         group, _ = batch.groups
         return selection.max_variance(batch.outcomes, group, self.keep_fraction)
+
+
+@register_selector("cppo")
+class CPPO(Selector):
+    """Leaves out the share of samples with the smallest scores, |advantage| in the paper, of each group or of all.
+
+    Advantages stay those of the full group. Of equal scores the later samples go first.
+
+    Args:
+        pruning_rate: In [0, 1). Of n samples int(n * pruning_rate) go.
+        within: `group` as in the paper, or `batch` as in the authors' implementation.
+
+    Example:
+        >>> import torch
+        >>> CPPO(within="batch").act(torch.tensor([1.2, 0.3, 0.7, 1.1]), {})
+        [0, 3]
+    """
+
+    granularities = ("response",)
+    paper = "CPPO, arXiv:2503.22342"
+
+    def __init__(self, pruning_rate: float = 0.5, within: Literal["group", "batch"] = "group") -> None:
+        check_range("pruning_rate", pruning_rate, 0, 1)
+        if pruning_rate == 1:
+            raise ValueError("pruning_rate is 1: nothing would be left. Give less.")
+        if within not in ("group", "batch"):
+            raise ValueError(f"within is {within!r}. Use group or batch.")
+        self.pruning_rate, self.within = pruning_rate, within
+        self.needs_groups = within == "group"
+        self.requires = ("uid",) if self.needs_groups else ()
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        group = batch.groups[0] if self.needs_groups else torch.zeros_like(scores, dtype=torch.int64)
+        return selection.pruned(scores, group, self.pruning_rate)
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"uid": batch.group_ids} if self.needs_groups else {}

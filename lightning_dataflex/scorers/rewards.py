@@ -1,4 +1,4 @@
-"""The scorers: one small class per signal, a thin shell over `functional.scoring`."""
+"""Scorers by rewards and advantages."""
 
 from __future__ import annotations
 
@@ -135,24 +135,3 @@ class GroupRewardVariance(Scorer):
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         return rewards_and_groups(batch)
-
-
-@register_scorer("token_prob")
-class TokenProb(Scorer):
-    """Probability of each token under the policy that generated it.
-
-    Example:
-        >>> import torch
-        >>> TokenProb().score({"old_log_probs": torch.tensor([[0.0, -1.0]]), "response_mask": torch.tensor([[1, 1]])})
-        tensor([[1.0000, 0.3679]])
-    """
-
-    requires = ("old_log_probs", "response_mask")
-    signal = "probability"
-    timing = "post_advantage"
-    granularity = "token"
-    row_wise = True
-    paper = "Advantage reweighting, arXiv:2505.12929"
-
-    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        return scoring.token_prob(batch.tensor("old_log_probs"), batch.response_mask)
