@@ -11,7 +11,7 @@ import torch
 from lightning_dataflex import Pipeline, build
 from lightning_dataflex.core.history import Visits
 from lightning_dataflex.functional import visits as rules
-from lightning_dataflex.functional.selection import k_of_difficulty, pruned
+from lightning_dataflex.functional.subsets import k_of_difficulty, pruned
 
 KINDS = {"easy": [1.0, 1.0], "hard": [0.0, 0.0], "mixed": [0.0, 1.0]}
 

@@ -24,6 +24,7 @@ class PromptScorer(Scorer):
         max_prompts: How many prompts are remembered; those visited longest ago are forgotten first.
 
     Example:
+        >>> import torch
         >>> class LastReward(PromptScorer):
         ...     columns_remembered = {"reward": 0.5}
         ...     def score(self, batch, step_id=0, **ctx):

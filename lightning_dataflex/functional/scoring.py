@@ -75,6 +75,34 @@ def reward_variance(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
     return torch.where(valid, 4 * variance, torch.nan).to(outcomes.dtype)
 
 
+def reward_spread(
+    outcomes: Tensor,
+    group: Tensor,
+    num_groups: int,
+    *,
+    power: Literal[1, 2] = 1,
+    correction: Literal[0, 1] = 0,
+) -> Tensor:
+    """Standard deviation (power 1) or variance (power 2) of each sample's group; exactly 0 where max - min <= 1e-6.
+
+    Source: the uncertainty of RAGEN, Wang et al. 2025, arXiv:2504.20073; the tolerance is ours: the deviation of three
+    rewards of 0.1 is 1.4e-17 in float64.
+
+    Args:
+        outcomes: (N,); a NaN outcome is no data, and its own score is NaN.
+        group: (N,) dense group index.
+        correction: 0 divides by the number of samples, 1 by one less.
+
+    Example:
+        >>> reward_spread(torch.tensor([1.0, 0.0, 0.1, 0.1]), torch.tensor([0, 0, 1, 1]), 2)
+        tensor([0.5000, 0.5000, 0.0000, 0.0000])
+    """
+    valid = torch.isfinite(outcomes)
+    spread = group_std(outcomes, group, num_groups, valid, correction=correction) ** power
+    spread = torch.where(no_signal(outcomes, group, num_groups), 0.0, spread)[group]
+    return torch.where(valid, spread, torch.nan).to(outcomes.dtype)
+
+
 def no_signal(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
     """Whether each group's outcomes are all equal, (num_groups,) bool; true of a group of one and of an empty one.
 
@@ -125,6 +153,39 @@ def token_prob(log_probs: Tensor, response_mask: Tensor | None = None) -> Tensor
     """
     probs = _float(log_probs).exp()
     return probs if response_mask is None else torch.where(response_mask.bool(), probs, 0.0)
+
+
+def trajectory_alignment(rates: Tensor, baseline: Tensor | None = None) -> Tensor:
+    """How well the accuracy of each prompt over the epochs of a run follows that of all prompts, (N,); at most 1.
+
+    1 - sum_k (r_k - b_k)^2 / sum_k (1 - b_k)^2: a prompt that was always solved has exactly 0.
+
+    Source: LIMR, Li et al. 2025, arXiv:2502.11886, equation 3; kept above 0.6.
+
+    Args:
+        rates: (N, K) accuracy of each prompt in each epoch; NaN where a prompt was not seen takes the next epoch that
+            it was seen in, and after the last that one.
+        baseline: (K,) mean accuracy of the run. Default: that of the prompts seen in the epoch.
+
+    Returns:
+        float64. NaN for a prompt that was never seen; 1 where the baseline is all 1 and the prompt was always solved,
+        -inf where it was not.
+
+    Example:
+        >>> curves = torch.tensor([[0.2, 0.5, 0.8], [1.0, 1.0, 1.0], [0.0, 0.4, 1.0]])
+        >>> trajectory_alignment(curves, torch.tensor([0.2, 0.5, 0.8]))
+        tensor([1.0000, 0.0000, 0.9032], dtype=torch.float64)
+    """
+    exact = rates.double()
+    mean = (exact.nanmean(0) if baseline is None else baseline.double()).clone()
+    filled = exact.clone()
+    for k in reversed(range(filled.shape[1] - 1)):
+        filled[:, k] = torch.where(filled[:, k].isnan(), filled[:, k + 1], filled[:, k])
+    for k in range(1, filled.shape[1]):
+        filled[:, k] = torch.where(filled[:, k].isnan(), filled[:, k - 1], filled[:, k])
+    distance, whole = (filled - mean).square().sum(1), (1 - mean).square().sum()
+    limit = torch.where(distance > 0, -torch.inf, 1.0)
+    return torch.where(filled.isnan().any(1), torch.nan, torch.where(whole > 0, 1 - distance / whole, limit))
 
 
 def unscored(scores: Tensor) -> Tensor:

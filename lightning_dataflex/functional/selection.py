@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from lightning_dataflex.functional.groups import TOLERANCE, group_rank
+from lightning_dataflex.functional.groups import TOLERANCE
+from lightning_dataflex.functional.weighting import quantile
 
 
 def in_band(scores: Tensor, low: float, high: float, *, closed: bool = False) -> Tensor:
@@ -67,71 +65,6 @@ def share(count: Tensor, fraction: float) -> Tensor:
     return torch.minimum(rounded.clamp(min=1), count.long())
 
 
-def group_top_k(metric: Tensor, group: Tensor, k: int | Tensor, *, valid: Tensor | None = None) -> Tensor:
-    """The k samples of each group with the largest metric; of equal ones the earlier stays.
-
-    Source: the selection of GFPO, Shrivastava et al. 2025, arXiv:2508.09726, algorithm 1.
-
-    Args:
-        metric: (N,).
-        group: (N,) dense group index.
-        k: That of all groups, or (N,) that of each sample's group.
-        valid: (N,) bool, the samples that may be kept. Default: all. NaN metrics may not.
-
-    Example:
-        >>> group_top_k(torch.tensor([-2.0, -8.0, -3.0, -1.0]), torch.tensor([0, 0, 0, 1]), 2)
-        tensor([ True, False,  True,  True])
-    """
-    eligible = ~metric.isnan() if valid is None else valid & ~metric.isnan()
-    keep = torch.zeros_like(eligible)
-    most = k[eligible] if isinstance(k, Tensor) else k
-    keep[eligible] = group_rank(metric[eligible], group[eligible], descending=True) < most
-    return keep
-
-
-def k_of_difficulty(means: Tensor, seen: Tensor, k: Sequence[int], *, ready_after: int = 4) -> Tensor:
-    """How many samples to keep of each group, by where its mean reward lies among those seen.
-
-    Source: adaptive difficulty GFPO, Shrivastava et al. 2025, arXiv:2508.09726. The paper follows the quartiles by a
-    t-digest; here they are exact.
-
-    Args:
-        means: (num_groups,) mean rewards.
-        seen: Those of the groups so far, these included.
-        k: Of very hard, hard, medium and easy groups: below the first, second, third quartile, and from there on.
-        ready_after: As long as fewer were seen, every group counts as very hard.
-
-    Example:
-        >>> seen = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0, 0.6])
-        >>> k_of_difficulty(torch.tensor([0.6]), seen, [8, 8, 6, 4])
-        tensor([6])
-    """
-    choices = torch.tensor(list(k), dtype=torch.int64)
-    if len(seen) < ready_after:
-        return choices[:1].expand(len(means))
-    quartiles = torch.quantile(seen.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
-    return choices[(means.double()[:, None] >= quartiles).sum(1)]
-
-
-def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
-    """All but the int(n * rate) smallest of the n scores of each group; of equal ones the later go.
-
-    Source: CPPO, Lin et al. 2025, arXiv:2503.22342.
-
-    Args:
-        scores: (N,), |advantages| in the paper.
-        group: (N,) dense group index.
-
-    Example:
-        >>> pruned(torch.tensor([3.0, 1.0, 2.0]), torch.zeros(3).long(), 0.5)
-        tensor([ True, False,  True])
-    """
-    eligible = ~scores.isnan()
-    size = torch.bincount(group[eligible], minlength=int(group.max()) + 1 if len(group) else 0)
-    num_kept = size - (size.double() * rate + TOLERANCE).floor().long()
-    return group_top_k(scores, group, num_kept[group], valid=eligible)
-
-
 def nearest_to(scores: Tensor, target: float, num: int) -> Tensor:
     """(N,) bool: the `num` scores nearest to the target; of equally near ones the earlier stays, NaN never.
 
@@ -148,68 +81,23 @@ def nearest_to(scores: Tensor, target: float, num: int) -> Tensor:
     return keep
 
 
-def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid: Tensor | None = None) -> Tensor:
-    """The subset of each group whose rewards vary most.
+def top_tokens(scores: Tensor, response_mask: Tensor, fraction: float) -> Tensor:
+    """(N, L) bool: the valid tokens whose score is at least the 1 - fraction quantile of all valid tokens.
 
-    The best subset of n is the i lowest and the n - i highest rewards for some i, so that trying every i
-    finds it. Here all groups and all i are tried at once, from prefix sums.
+    Equal scores at the quantile all stay, more than the fraction; that of equal scores everywhere keeps everything.
 
-    Source: PODS, Xu et al. 2025, arXiv:2504.13818, theorem 3.1.
+    Source: Wang et al. 2025, "Beyond the 80/20 rule", arXiv:2506.01939, with entropies as scores and a fraction of 0.2.
 
     Args:
-        rewards: (N,).
-        group: (N,) dense group index.
-        keep_fraction: in (0, 1]; `share` says how many that is of each group's valid samples.
-        valid: (N,) bool, the samples that may be kept. Default: all. Rewards that are not finite may not.
+        scores: (N, L).
+        response_mask: (N, L); what stands elsewhere is not read.
+        fraction: In (0, 1].
 
     Example:
-        >>> max_variance(torch.tensor([0.0, 0.0, 0.0, 1.0, 1.1, 1.2, 5.0]), torch.zeros(7).long(), 3 / 7)
-        tensor([ True,  True, False, False, False, False,  True])
+        >>> top_tokens(torch.tensor([[0.1, 2.0, 0.3, 9.9]]), torch.tensor([[1, 1, 1, 0]]), 0.2)
+        tensor([[False,  True, False, False]])
     """
-    eligible = rewards.isfinite() if valid is None else valid & rewards.isfinite()
-    index = eligible.nonzero().flatten()
-    keep = torch.zeros_like(eligible)
-    if not len(index):
-        return keep
-    values, group = rewards[index].double(), torch.unique(group[index], return_inverse=True)[1]
-    rank = group_rank(values, group)
-    size = torch.bincount(group)
-    num_kept = share(size, keep_fraction)
-    num_low = _num_low(values, group, rank, size, num_kept)
-    at_the_ends = (rank < num_low[group]) | (rank >= (size - num_kept + num_low)[group])
-    keep[index[_earliest_of_equals(values, group, at_the_ends)]] = True
-    return keep
-
-
-def _num_low(values: Tensor, group: Tensor, rank: Tensor, size: Tensor, num_kept: Tensor) -> Tensor:
-    """How many of each group's kept samples come from its low end; of equal variances the most."""
-    end = size.cumsum(0)
-    start = end - size
-    order = torch.empty_like(rank).scatter_(0, start[group] + rank, torch.arange(len(rank), device=rank.device))
-    # Within -1..1 in every group, so that a large reward takes no digits from the sums of the groups after it.
-    ordered, owner_group = values[order], group[order]
-    centred = ordered - ordered[start + size // 2][owner_group]
-    spread = (ordered[end - 1] - ordered[start])[owner_group]
-    centred = torch.where(spread > 0, centred / spread, 0.0)
-    sums = torch.nn.functional.pad(centred.cumsum(0), (1, 0))
-    squares = torch.nn.functional.pad(centred.square().cumsum(0), (1, 0))
-
-    candidates = num_kept + 1
-    owner = torch.repeat_interleave(torch.arange(len(size), device=size.device), candidates)
-    low = torch.arange(len(owner), device=size.device) - (candidates.cumsum(0) - candidates)[owner]
-    n = num_kept[owner]
-
-    def ends(prefix: Tensor) -> Tensor:
-        return prefix[(start[owner] + low)] - prefix[start[owner]] + prefix[end[owner]] - prefix[end[owner] - (n - low)]
-
-    variance = ends(squares) / n - (ends(sums) / n).square()
-    best = variance.new_full((len(size),), -math.inf).scatter_reduce_(0, owner, variance, "amax")
-    tied = variance >= best[owner] * (1 - 1e-9)
-    return torch.zeros_like(size).scatter_reduce_(0, owner, torch.where(tied, low, 0), "amax")
-
-
-def _earliest_of_equals(values: Tensor, group: Tensor, keep: Tensor) -> Tensor:
-    """The same rewards kept, but among equal ones of a group the earliest samples."""
-    run = torch.unique(torch.stack([group.double(), values]), dim=1, return_inverse=True)[1]
-    num_kept = torch.zeros(int(run.max()) + 1, dtype=torch.int64, device=run.device).index_add_(0, run, keep.long())
-    return group_rank(torch.zeros_like(values), run) < num_kept[run]
+    valid = response_mask.bool() & ~scores.isnan()
+    if not valid.any():
+        return torch.zeros_like(valid)
+    return valid & (scores >= quantile(scores[valid].double(), 1 - fraction))

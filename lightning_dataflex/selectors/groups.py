@@ -13,7 +13,7 @@ from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.functional import selection
+from lightning_dataflex.functional import subsets
 from lightning_dataflex.functional.advantages import grpo_advantages
 from lightning_dataflex.functional.groups import group_mean
 
@@ -116,8 +116,8 @@ class GFPO(_WithinGroups):
         if self.k_by_difficulty is not None:
             means = group_mean(batch.outcomes, group, num_groups, valid).cpu()
             self._means = torch.cat([self._means, means[means.isfinite()]])[-MEANS_REMEMBERED:]
-            k = selection.k_of_difficulty(means, self._means, self.k_by_difficulty).to(group.device)[group]
-        return selection.group_top_k(metric, group, k, valid=valid)
+            k = subsets.k_of_difficulty(means, self._means, self.k_by_difficulty).to(group.device)[group]
+        return subsets.group_top_k(metric, group, k, valid=valid)
 
     @property
     def remembers(self) -> bool:
@@ -157,7 +157,7 @@ class MaxVariance(_WithinGroups):
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
         group, _ = batch.groups
-        return selection.max_variance(batch.outcomes, group, self.keep_fraction)
+        return subsets.max_variance(batch.outcomes, group, self.keep_fraction)
 
 
 @register_selector("cppo")
@@ -191,7 +191,7 @@ class CPPO(Selector):
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
         group = batch.groups[0] if self.needs_groups else torch.zeros_like(scores, dtype=torch.int64)
-        return selection.pruned(scores, group, self.pruning_rate)
+        return subsets.pruned(scores, group, self.pruning_rate)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         return {"uid": batch.group_ids} if self.needs_groups else {}

@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_dataflex.functional.groups import group_index
-from lightning_dataflex.functional.selection import group_top_k, in_band, max_variance, share, top_fraction
+from lightning_dataflex.functional.selection import in_band, share, top_fraction
+from lightning_dataflex.functional.subsets import group_top_k, max_variance
 
 NAN, INF = float("nan"), float("inf")
 SCORES = st.lists(st.sampled_from([-1.0, 0.0, 0.3, 0.3, 1.0, 2.0, INF, -INF, NAN]), min_size=1, max_size=14)

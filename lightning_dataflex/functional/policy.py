@@ -1,0 +1,84 @@
+"""What log-probabilities and entropies say: likelihood, distance to another policy, importance ratios.
+
+Every function takes (N, L) tables and the mask of valid tokens, and gives 0 outside of it, or per sample (N,).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_dataflex.functional.loss import MAX_LOG_RATIO, KLEstimator, token_kl
+
+Level = Literal["token", "sequence", "geometric"]
+"""Of each token; the product over a response; its geometric mean."""
+
+
+def masked_mean(values: Tensor, response_mask: Tensor) -> Tensor:
+    """Mean over each sample's valid tokens, (N,); NaN for a sample without any.
+
+    Example:
+        >>> masked_mean(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[1, 1, 0]]))
+        tensor([2.])
+    """
+    return masked_sum(values, response_mask) / response_mask.bool().sum(-1)
+
+
+def masked_sum(values: Tensor, response_mask: Tensor) -> Tensor:
+    """Sum over each sample's valid tokens, (N,).
+
+    Example:
+        >>> masked_sum(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[1, 1, 0]]))
+        tensor([4.])
+    """
+    return torch.where(response_mask.bool(), _float(values), 0.0).sum(-1)
+
+
+def kl_to(log_probs: Tensor, other: Tensor, response_mask: Tensor, estimator: KLEstimator = "k3") -> Tensor:
+    """Estimate of KL(policy || other) at each token, (N, L); see `functional.loss.token_kl`.
+
+    Example:
+        >>> kl_to(torch.tensor([[0.0, -1.0]]), torch.tensor([[0.0, -2.0]]), torch.tensor([[1, 1]]), "k1")
+        tensor([[0., 1.]])
+    """
+    ratio = torch.where(response_mask.bool(), _float(log_probs) - _float(other), 0.0)
+    return torch.where(response_mask.bool(), token_kl(ratio, estimator), 0.0)
+
+
+def importance_ratio(log_ratio: Tensor, response_mask: Tensor, level: Level = "token") -> Tensor:
+    """exp of a log-ratio of two policies: (N, L) of tokens, else (N,) of responses; 1 for an empty response.
+
+    The log-ratio is clamped to +-20 before it is exponentiated, that of a whole response too.
+
+    Source: `geometric` is the sequence ratio of GSPO, Zheng et al. 2025, arXiv:2507.18071, equation 7.
+
+    Args:
+        log_ratio: (N, L) log of new over old probabilities.
+        response_mask: (N, L); what stands elsewhere is not read.
+        level: `token`, `sequence` for the product over a response, `geometric` for its geometric mean.
+
+    Example:
+        >>> log_ratio, mask = torch.tensor([[0.0, 2.0, 9.0]]).log1p(), torch.tensor([[1, 1, 0]])
+        >>> importance_ratio(log_ratio, mask), importance_ratio(log_ratio, mask, "sequence")
+        (tensor([[1., 3., 0.]]), tensor([3.]))
+    """
+    check_level(level)
+    valid = response_mask.bool()
+    log_ratio = torch.where(valid, _float(log_ratio), 0.0)
+    if level == "token":
+        return torch.where(valid, log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 0.0)
+    total = log_ratio.sum(-1)
+    total = total / valid.sum(-1).clamp(min=1) if level == "geometric" else total
+    return total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def check_level(level: str) -> None:
+    """Raise a ValueError for a name that is no `Level`."""
+    if level not in get_args(Level):
+        raise ValueError(f"level is {level!r}. Use one of {', '.join(get_args(Level))}.")
+
+
+def _float(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
