@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 def check_progress(actuator: Actuator, trainer: Trainer, *, epochs_vary: bool = False) -> None:
-    """Raise a ValueError if a mixer needs to know how long the run is, and nobody says.
+    """Raise a ValueError if a rule needs to know how long the run is, and nobody says.
 
     Args:
         epochs_vary: Whether it is not known how many steps an epoch has.
     """
-    if not getattr(actuator, "needs_progress", False) or (trainer.max_steps or -1) >= 0:
+    if not actuator.needs_progress or (trainer.max_steps or -1) >= 0:
         return
     name = registered_name(actuator)
     if epochs_vary:
         raise ValueError(
             f"{name} follows the progress of the run, but with refill or rules on prompts nobody knows how many "
-            "steps an epoch has. Give the Trainer max_steps, or total_steps to the mixer."
+            "steps an epoch has. Give the Trainer max_steps, or total_steps to the rule."
         )
     if (trainer.max_epochs or -1) < 0:
         raise ValueError(
             f"{name} follows the progress of the run, but the Trainer has no max_steps and no max_epochs. Give one, or "
-            "total_steps to the mixer."
+            "total_steps to the rule."
         )
 
 

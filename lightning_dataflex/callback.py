@@ -42,8 +42,8 @@ class DataFlexCallback(Callback):
     Args:
         mechanism: `select` keeps samples, `reweight` weighs samples or tokens, `mix` sets the proportions of the
             domains in a `DomainMixtureSampler`.
-        scorer: A Scorer, or its name, or `{name, params}`, or `{class_path, init_args}`. Default for `mix`: the one
-            that the mixer's paper uses.
+        scorer: A Scorer, or its name, or `{name, params}`, or `{class_path, init_args}`. Default: the one of
+            the actuator's paper, if it has one.
         actuator: The same, of a Selector, Reweighter or Mixer.
         domains: For `mix`: the domains, or their weights before the mixer acts. Default: those of the sampler.
         mount: Where to act: `point` (a `DataFlexPoint` in the module), the name of the module's loss,
@@ -181,7 +181,7 @@ class DataFlexCallback(Callback):
             self.flow = self._team.flow()
         if self.steering is not None:
             self.steering.attach(trainer)
-            check_progress(self.pipeline.actuator, trainer, epochs_vary=self._team.leader is not None)
+        check_progress(self.pipeline.actuator, trainer, epochs_vary=self._team.leader is not None)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, now that the module is configured and the strategy has wrapped it."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_dataflex.asking import setting
+from lightning_dataflex.asking import progress, setting
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.pipeline import Pipeline
@@ -35,9 +35,11 @@ class Deciding:
         self._windows: list[StepWindow] = []
         self._whole_groups: WholeGroups | None = None
         self._decisions: list[Decision] = []
+        self._trainer: Trainer | None = None
 
     def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Watch the optimisers, and that groups are whole."""
+        self._trainer = trainer
         if self.config.enforce:
             sharded = trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
             self._windows = [StepWindow(optimizer, sharded=sharded) for optimizer in trainer.optimizers]
@@ -51,7 +53,7 @@ class Deciding:
         """Leave the optimisers as they were found."""
         for window in self._windows:
             window.detach()
-        self._windows, self._whole_groups, self._decisions = [], None, []
+        self._windows, self._whole_groups, self._decisions, self._trainer = [], None, [], None
 
     def begin_batch(self, *, new_step: bool) -> None:
         """A training batch is about to be worked on, the first of an optimiser step or one more of it."""
@@ -75,7 +77,8 @@ class Deciding:
             decision = self.pipeline.keep_all(batch)
         else:
             keep_all = self.config.on_empty == "keep"
-            decision = self.pipeline.decide(batch, step, keep_all_if_empty=keep_all)
+            share = None if self._trainer is None else progress(self._trainer, step)
+            decision = self.pipeline.decide(batch, step, progress=share, keep_all_if_empty=keep_all)
         self._decisions.append(decision)
         return decision
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_dataflex.core.domains import DomainStats, DomainSums
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.rows import check_length, checked_index, scored_rows, tokens_of
+from lightning_dataflex.core.rows import check_length, checked_index, measure_of, scored_rows, tokens_of
 from lightning_dataflex.core.tidy import TidyBatch, placed
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.weighting import finite_weights, mean_one
+
+Normalize = Literal["tokens", "samples", "abs_advantage", "none"]
 
 
 class Actuator(ABC):
@@ -27,7 +29,7 @@ class Actuator(ABC):
 
     requires: Sequence[str] = ()
     """Batch fields that the rule reads beside the scores."""
-    granularities: ClassVar[Sequence[str]] = ("prompt", "response", "token")
+    granularities: Sequence[str] = ("prompt", "response", "token")
     """The granularities of scores that the rule understands."""
     needs_groups: bool = False
     """Whether the rule compares the samples of one prompt."""
@@ -35,6 +37,10 @@ class Actuator(ABC):
     """Whether what becomes of a sample depends on that sample alone, scaling aside; see `Scorer.row_wise`."""
     changes_advantages: bool = False
     """Whether kept samples are trained with advantages of this rule's own; see `Selector.advantages`."""
+    needs_progress: bool = False
+    """Whether the rule must be told the share of the run that is over."""
+    default_scorer: ClassVar[str | Mapping[str, Any]] = ""
+    """The scorer of its paper, as a configuration names it; empty for a rule on any score."""
     paper: ClassVar[str] = ""
     """Where the rule was published."""
 
@@ -142,8 +148,18 @@ class Reweighter(Actuator):
         tensor([0.5000, 0.0000, 1.5000])
     """
 
-    normalize: Literal["tokens", "none"] = "tokens"
-    """`tokens`: the mean over the valid tokens of the global batch is 1. `none`: as the rule gives them."""
+    normalize: Normalize = "tokens"
+    """What scales the weights, over the global batch.
+
+    `tokens`: their mean over the valid tokens is 1. `samples`: their mean over the samples. `abs_advantage`: their mean
+    over the tokens, each counted |A| times, so that the size of the policy gradient's terms stays. `none`: nothing.
+    """
+
+    def __init__(self, normalize: Normalize | None = None) -> None:
+        if normalize is not None and normalize not in get_args(Normalize):
+            raise ValueError(f"normalize is {normalize!r}. Use one of {', '.join(get_args(Normalize))}.")
+        if normalize is not None:
+            self.normalize = normalize
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -182,11 +198,12 @@ def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) ->
     weights = self.unscaled(scores, batch, **ctx)
     if self.normalize == "none":
         return weights
-    tokens = tokens_of(batch, weights) * (rows if weights.dim() == 1 else rows[:, None])
+    there = rows if weights.dim() == 1 else rows[:, None]
+    tokens, measure = tokens_of(batch, weights) * there, measure_of(batch, weights, self.normalize)
     if rows.any() and not (weights * tokens).sum() > 0:
         self.warn_all_zero()
         weights = torch.ones_like(weights)
-    return mean_one(weights, tokens)
+    return mean_one(weights, tokens, None if measure is None else measure * there)
 
 
 class Mixer(Actuator):
@@ -212,12 +229,9 @@ class Mixer(Actuator):
     granularities = ("domain", "prompt", "response", "token")
     signals: ClassVar[Sequence[str]] = ()
     """Of the scorers that the rule can use, their `signal`; empty for any."""
-    default_scorer: ClassVar[str] = "reward_difficulty"
-    """The scorer of its paper."""
+    default_scorer = "reward_difficulty"
     needs_data: ClassVar[bool] = True
     """Whether the rule has nothing to say before the first step."""
-    needs_progress: bool = False
-    """Whether the rule must be told the share of the run that is over."""
     window: int = 50
     """Steps of each domain that the scores are the mean of."""
     domains: Sequence[str] = ()

@@ -70,8 +70,8 @@ class DataFlexConfig:
 
     Args:
         mechanism: `select` keeps samples, `reweight` weighs samples or tokens, `mix` steers the domains to come.
-        scorer: `{name, params}` of a registered Scorer, or `{class_path, init_args}`. Default for `mix`: the one that
-            the mixer's paper uses.
+        scorer: `{name, params}` of a registered Scorer, or `{class_path, init_args}`. Default: the one of the
+            actuator's paper, if it has one.
         actuator: The same, of a Selector, Reweighter or Mixer, as `mechanism` says.
         domains: For `mix`: the domains, or their weights before the mixer acts. Default: those of the sampler.
         mount: Where the callback acts: `point` (a `DataFlexPoint` in the module), the name of the module's loss,
@@ -120,8 +120,8 @@ class DataFlexConfig:
     def __post_init__(self) -> None:
         _check_values(vars(self))
         self.refill = RefillConfig.of(self.refill)
-        if self.scorer is None and self.mechanism != "mix":
-            raise ValueError("The dataflex block lacks 'scorer'. Give mechanism, scorer and actuator.")
+        if self.scorer is None and self.actuator is None:
+            raise ValueError("The dataflex block lacks 'actuator'. Give mechanism, scorer and actuator.")
         if self.refill is not None:
             self._check_refill()
         if self.mechanism == "mix" and self.scope == "rank":
@@ -168,6 +168,11 @@ class DataFlexConfig:
         """The scorer and the actuator, built and checked against each other, the estimator and the mount."""
         scorer = None if self.scorer is None else component("scorer", self.scorer)
         actuator = self._actuator(scorer)
+        if scorer is None and not actuator.default_scorer:
+            raise ValueError(
+                f"The dataflex block lacks 'scorer', and {registered_name(actuator)} acts on any score. Give "
+                "mechanism, scorer and actuator."
+            )
         scorer = scorer or component("scorer", actuator.default_scorer)
         if scorer.timing == "pre_rollout":
             self._check_before_rollout(scorer)

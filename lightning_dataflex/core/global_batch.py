@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -64,11 +64,9 @@ def telling_columns(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any
     fields that they require are taken whole.
     """
     found: dict[str, Any] = {"num_tokens": batch.num_tokens.int()}
-    columns = [part.columns(batch) for part in parts]
-    if None not in columns:
-        for each in columns:
-            found |= each or {}
-        return found
+    together = joint_columns([part.columns(batch) for part in parts])
+    if together is not None:
+        return found | together
     # A rule that reads whole fields must not find another's numbers under their names.
     for name in dict.fromkeys(("response_mask", *(name for part in parts for name in part.requires))):
         if name in batch:
@@ -76,6 +74,27 @@ def telling_columns(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any
             if is_per_sample(value):
                 batch.check_rows(name, value)
                 found[name] = value
+    return found
+
+
+ONE_MEANING = ("rm_scores", "uid", "prompt_id", "domain")
+"""Columns that are the same whoever gives them: the outcome of a sample, the ids of its group, prompt and domain."""
+
+
+def joint_columns(columns: Sequence[dict[str, Tensor] | None]) -> dict[str, Tensor] | None:
+    """The columns of several parts under one roof; None if one has none, or two may mean different numbers by a name.
+
+    Example:
+        >>> import torch
+        >>> joint_columns([{"uid": torch.tensor([7])}, {"uid": torch.tensor([7])}])
+        {'uid': tensor([7])}
+        >>> joint_columns([{"advantages": torch.tensor([1.0])}, {"advantages": torch.tensor([-1.0])}])
+    """
+    found: dict[str, Tensor] = {}
+    for each in columns:
+        if each is None or any(name in found and name not in ONE_MEANING for name in each):
+            return None
+        found |= each
     return found
 
 

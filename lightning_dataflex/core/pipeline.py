@@ -17,12 +17,22 @@ from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.global_batch import global_batch
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
+from lightning_dataflex.core.rows import measure_of
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers, scaled
 from lightning_dataflex.core.tidy import scored
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.weighting import rescaled, unit_scale
 from lightning_dataflex.sync import Group, exchanged
+
+
+class _WholeAdvantages:
+    """Reads the advantages of all tokens: those of weights that are scaled by them."""
+
+    requires = ("advantages",)
+
+    def columns(self, batch: RolloutBatch) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -78,16 +88,20 @@ class Pipeline:
         process_group: Group = None,
     ) -> None:
         validate_compat(scorer, actuator, adv_estimator)
-        if scope == "rank" and actuator.remembers:
-            raise ValueError(
-                f"scope is 'rank', but {registered_name(actuator)} remembers earlier groups, which must be the same on "
-                "every rank. Use scope: global."
-            )
+        for part in (scorer, actuator):
+            if scope == "rank" and part.remembers:
+                raise ValueError(
+                    f"scope is 'rank', but {registered_name(part)} remembers earlier groups, which must be the same on "
+                    "every rank. Use scope: global."
+                )
         self.scorer, self.actuator = scorer, actuator
         self.scope, self.process_group = scope, process_group
         self.fields = dict(fields or {})
         # Listed once each, in an order that every rank agrees on.
-        self.requires = tuple(dict.fromkeys(("response_mask", *scorer.requires, *actuator.requires)))
+        self._parts = (scorer, actuator, *((_WholeAdvantages(),) if self._normalize == "abs_advantage" else ()))
+        self.requires = tuple(
+            dict.fromkeys(("response_mask", *(name for part in self._parts for name in part.requires)))
+        )
         readable = dict.fromkeys((*self.requires, *FIELDS, "prompt_id"))
         for name in self.fields:
             if name not in readable:
@@ -107,14 +121,17 @@ class Pipeline:
         return self.scope == "rank" or (self.scorer.row_wise and self.actuator.row_wise)
 
     @torch.no_grad()
-    def decide(self, batch: Any, step_id: int = 0, *, keep_all_if_empty: bool = False) -> Decision:
+    def decide(
+        self, batch: Any, step_id: int = 0, *, progress: float | None = None, keep_all_if_empty: bool = False
+    ) -> Decision:
         """Decide on a rollout batch of any type; the batch itself stays as it is.
 
         Under a process group a collective: the decision is the one on the samples of all ranks.
 
         Args:
             batch: The samples of this rank.
-            step_id: The training step, for scorers that ask.
+            step_id: The training step, for rules that ask.
+            progress: Share of the run that is over, for rules that ask.
             keep_all_if_empty: Where the rule keeps nothing, keep every sample that has a score.
 
         Raises:
@@ -124,14 +141,14 @@ class Pipeline:
         # Read, and for a rule on rows also decided on, inside of the exchange, which tells the other ranks of an error.
         local = functools.cache(lambda: self._read(batch))
         if self.row_wise:
-            acted = functools.cache(lambda: self._action(local(), step_id))
+            acted = functools.cache(lambda: self._action(local(), step_id, progress))
             numbers, rows = self._exchanged(local, acted)
             action = acted()
         else:
-            world, rows, _ = global_batch(local, (self.scorer, self.actuator), self.process_group)
+            world, rows, _ = global_batch(local, self._parts, self.process_group)
             _check_not_empty(world.num_samples)
-            everywhere = self._action(world, step_id)
-            numbers = row_numbers(world, everywhere.keep, everywhere.weights, scored(world, everywhere.scores))
+            everywhere = self._action(world, step_id, progress)
+            numbers = self._numbers(world, everywhere)
             action = everywhere.of(rows, local().token_mask.shape[1])
         fell_back = keep_all_if_empty and not numbers["num_kept"].any()
         if fell_back:
@@ -170,35 +187,46 @@ class Pipeline:
         """The numbers of all ranks' rows, of samples that were acted on here. A collective."""
 
         def own() -> tuple[RowNumbers, int]:
-            batch, action = local(), acted()
-            return row_numbers(batch, action.keep, action.weights, scored(batch, action.scores)), batch.num_samples
+            return self._numbers(local(), acted()), local().num_samples
 
         numbers, rows = exchanged(own, self.process_group)
         _check_not_empty(len(numbers["num_tokens"]))
         return numbers, rows
 
-    def _action(self, batch: RolloutBatch, step_id: int) -> Action:
+    def _numbers(self, batch: RolloutBatch, action: Action) -> RowNumbers:
+        measure = measure_of(batch, action.weights, self._normalize) if self._scales else None
+        return row_numbers(batch, action.keep, action.weights, scored(batch, action.scores), measure)
+
+    def _action(self, batch: RolloutBatch, step_id: int, progress: float | None) -> Action:
         scores = self.scorer.score(batch, step_id)
+        context = {"step_id": step_id, "progress": progress}
         if isinstance(self.actuator, Selector):
-            keep = self.actuator.keep(scores, batch, step_id=step_id)
+            keep = self.actuator.keep(scores, batch, **context)
             return Action(scores, keep, keep.float(), self.actuator.advantages(keep, batch))
         if isinstance(self.actuator, Reweighter):
-            weights = (self.actuator.unscaled if self._scales else self.actuator.act)(scores, batch, step_id=step_id)
+            weights = (self.actuator.unscaled if self._scales else self.actuator.act)(scores, batch, **context)
             return Action(scores, scored(batch, scores), weights)
         assert isinstance(self.actuator, Mixer)
         raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Mixture.")
 
     @property
+    def _normalize(self) -> str:
+        return self.actuator.normalize if isinstance(self.actuator, Reweighter) else "none"
+
+    @property
     def _scales(self) -> bool:
-        return self.scope == "global" and getattr(self.actuator, "normalize", "none") == "tokens"
+        return self.scope == "global" and self._normalize != "none"
 
     def _scaled(
         self, reweighter: Reweighter, action: Action, numbers: RowNumbers, rows: slice
     ) -> tuple[Action, RowNumbers]:
-        """Weights with a mean of 1 over the valid tokens of the scored samples of the global batch."""
+        """Weights with a mean of 1 over the scored samples of the global batch, as the reweighter says."""
         if not numbers["scored"].any():
             return action, numbers
         scale = unit_scale(numbers["weight_mean"], numbers["num_tokens"] * numbers["scored"])
+        if "measure" in numbers:
+            other = unit_scale(numbers["measured"], numbers["measure"] * numbers["scored"])
+            scale = torch.where(other > 0, other, scale)
         if scale > 0:
             return replace(action, weights=rescaled(action.weights, scale)), scaled(numbers, scale)
         reweighter.warn_all_zero()

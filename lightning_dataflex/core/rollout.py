@@ -22,14 +22,17 @@ FIELDS = (
     "rm_scores",
     "old_log_probs",
     "entropies",
+    "ref_log_probs",
+    "rollout_log_probs",
+    "teacher_log_probs",
     "uid",
     "domain",
     "rollout_is_weights",
 )
 """The fields of a rollout batch."""
 
-ALIASES = {"rm_scores": "token_level_scores", "prompt_id": "uid"}
-"""The second name under which a batch may carry a field: verl's rewards; prompts whose group is named after them."""
+ALIASES = {"rm_scores": "token_level_scores", "ref_log_probs": "ref_log_prob", "prompt_id": "uid"}
+"""The second name under which a batch may carry a field: verl's; prompts whose group is named after them."""
 
 
 class RolloutBatch:

@@ -54,13 +54,13 @@ class Scorer(Metric):
 
     requires: Sequence[str] = ()
     """Batch fields that `score` reads."""
-    timing: ClassVar[str] = "post_reward"
+    timing: str = "post_reward"
     """When in a step the signal exists: pre_rollout, post_reward, post_advantage or in_loss."""
-    granularity: ClassVar[str] = "prompt"
+    granularity: str = "prompt"
     """What one score belongs to: a domain, a prompt, a response or a token."""
-    needs_groups: ClassVar[bool] = False
+    needs_groups: bool = False
     """Whether the score compares the samples of one prompt."""
-    row_wise: ClassVar[bool] = False
+    row_wise: bool = False
     """Whether the score of a sample depends on that sample alone, and on nothing that the scorer remembers.
 
     With an actuator that is row-wise too, every rank decides on its own samples, and a few numbers of each travel.
@@ -101,9 +101,23 @@ class Scorer(Metric):
         """As `Metric.add_state`, but saved in the checkpoint unless said otherwise."""
         super().add_state(name, default, dist_reduce_fx, persistent)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether a score follows from earlier batches too: ranks must then see the same ones."""
+        return False
+
+    @property
+    def recipe(self) -> str:
+        """What the scorer is, with its settings."""
+        simple = {k: v for k, v in sorted(vars(self).items()) if k[0] != "_" and isinstance(v, (str, int, float))}
+        return f"{type(self).__qualname__}{simple}"
+
     @abstractmethod
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        """Scores of a rollout batch: (N,), or (N, L) for token scores; NaN where there is nothing to score."""
+        """Scores of a rollout batch: (N,), or (N, L) for token scores; NaN where there is nothing to score.
+
+        `ctx` has `remember=False` where a scorer is asked as a metric, and what it remembers is to stay as it is.
+        """
 
     def default_selector(self) -> Any:
         """Of a timing of pre_rollout: the Selector of its paper, for a block that names none; None if it has none."""
@@ -121,9 +135,8 @@ class Scorer(Metric):
         batch = RolloutBatch.of(batch)
         batch.require(("response_mask", *self.requires) if self.columns(batch) is None else self.requires)
         # Scorers of other settings collect other numbers: a MetricCollection must not take one's for another's.
-        simple = {k: v for k, v in sorted(vars(self).items()) if k[0] != "_" and isinstance(v, (str, int, float))}
-        source = f"{type(self).__qualname__}{simple}"
-        self.rows.append(packed(telling_columns(batch, [self]), batch.num_samples, source=source).to(self.device))
+        rows = packed(telling_columns(batch, [self]), batch.num_samples, source=self.recipe)
+        self.rows.append(rows.to(self.device))
         self.step_id.fill_(step_id)
 
     def compute(self) -> Tensor:
@@ -132,7 +145,7 @@ class Scorer(Metric):
         blocks = [block for each in rows for block in unpacked(each)]
         if not sum(block.num_rows for block in blocks):
             return torch.empty(0, device=self.device)
-        return self.score(RolloutBatch(joined(blocks)), int(self.step_id))
+        return self.score(RolloutBatch(joined(blocks)), int(self.step_id), remember=False)
 
     def set_dtype(self, dst_type: str | torch.dtype) -> Scorer:
         """As `Metric.set_dtype`; what is collected stays exact."""
@@ -167,37 +180,47 @@ def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:
     def on_scorable_rows(self: Scorer, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         if isinstance(batch, TidyBatch):  # a subclass that calls its base
             return score(self, batch, step_id, **ctx)
-        batch = RolloutBatch.of(batch)
-        rows = scorable(batch, self.requires)
-        tidy = TidyBatch(batch, rows)
-        if self.needs_groups and "uid" in batch and _all_alone(tidy):
-            warn_once(
-                self,
-                f"{type(self).__name__} compares the samples of a group, but each of the {tidy.num_samples} samples "
-                "is alone in its group. Give the samples of one prompt the same uid.",
-            )
-        if not tidy.num_samples:
-            shape = batch.token_mask.shape if self.granularity == "token" else (len(rows),)
-            return torch.full(shape, torch.nan, device=rows.device)
-        scores = torch.as_tensor(score(self, tidy, step_id, **ctx)).detach()
-        if scores.dim() == 0 or len(scores) != tidy.num_samples:
-            raise ValueError(
-                f"{type(self).__name__}.score returned shape {tuple(scores.shape)} for {tidy.num_samples} samples. "
-                "Return one per row of the batch it was given."
-            )
-        if self.granularity != "token" and scores.dim() == 2 and scores.shape[1] == 1:
-            scores = scores[:, 0]
-        if scores.dim() != (2 if self.granularity == "token" else 1):
-            shape = "(N, L)" if self.granularity == "token" else "(N,)"
-            raise ValueError(
-                f"{type(self).__name__}.score returned shape {tuple(scores.shape)}, but scores of a {self.granularity} "
-                f"are {shape}. Return those, or declare another granularity."
-            )
-        if scores.dim() == 2 and tidy.response_mask is not None:
-            scores = torch.where(tidy.response_mask.to(scores.device), scores, torch.zeros_like(scores))
-        return placed(scores if scores.dtype == torch.float64 else scores.float(), rows, torch.nan)
+        return scores_on(self, RolloutBatch.of(batch), step_id, **ctx)
 
     return on_scorable_rows
+
+
+def scores_on(scorer: Scorer, batch: RolloutBatch, step_id: int, **ctx: Any) -> Tensor:
+    """The scores of all rows of a batch, NaN of those that cannot be scored."""
+    rows = scorable(batch, scorer.requires)
+    tidy = TidyBatch(batch, rows)
+    if scorer.needs_groups and "uid" in batch and _all_alone(tidy):
+        warn_once(
+            scorer,
+            f"{type(scorer).__name__} compares the samples of a group, but each of the {tidy.num_samples} samples "
+            "is alone in its group. Give the samples of one prompt the same uid.",
+        )
+    if not tidy.num_samples:
+        shape = batch.token_mask.shape if scorer.granularity == "token" else (len(rows),)
+        return torch.full(shape, torch.nan, device=rows.device)
+    return placed(checked_scores(scorer, scorer.score(tidy, step_id, **ctx), tidy), rows, torch.nan)
+
+
+def checked_scores(scorer: Scorer, given: Any, batch: TidyBatch) -> Tensor:
+    """What an author's `score` gave as scores: of the shape of its granularity, 0 in padding, without gradient."""
+    name, granularity = type(scorer).__name__, scorer.granularity
+    scores = torch.as_tensor(given).detach()
+    if scores.dim() == 0 or len(scores) != batch.num_samples:
+        raise ValueError(
+            f"{name}.score returned shape {tuple(scores.shape)} for {batch.num_samples} samples. "
+            "Return one per row of the batch it was given."
+        )
+    if granularity != "token" and scores.dim() == 2 and scores.shape[1] == 1:
+        scores = scores[:, 0]
+    if scores.dim() != (2 if granularity == "token" else 1):
+        shape = "(N, L)" if granularity == "token" else "(N,)"
+        raise ValueError(
+            f"{name}.score returned shape {tuple(scores.shape)}, but scores of a {granularity} "
+            f"are {shape}. Return those, or declare another granularity."
+        )
+    if scores.dim() == 2 and batch.response_mask is not None:
+        scores = torch.where(batch.response_mask.to(scores.device), scores, torch.zeros_like(scores))
+    return scores if scores.dtype == torch.float64 else scores.float()
 
 
 def _all_alone(batch: RolloutBatch) -> bool:

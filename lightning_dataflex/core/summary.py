@@ -12,6 +12,7 @@ from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional.groups import group_index, group_mean, group_sum
 from lightning_dataflex.functional.scoring import no_signal
+from lightning_dataflex.functional.weighting import row_means
 
 SOLVED = 0.5
 """A group whose rewards are all equal counts as solved above this."""
@@ -20,17 +21,21 @@ RowNumbers = dict[str, Tensor]
 """What the log, and the scaling of weights, have to know of each sample of the global batch; see `row_numbers`."""
 
 
-def row_numbers(batch: RolloutBatch, keep: Tensor, weights: Tensor, scored: Tensor) -> RowNumbers:
+def row_numbers(
+    batch: RolloutBatch, keep: Tensor, weights: Tensor, scored: Tensor, measure: Tensor | None = None
+) -> RowNumbers:
     """A few numbers of each sample, 29 bytes, in place of its tokens.
 
     Args:
         keep: (N,) bool, or (N, L).
         weights: (N,) or (N, L).
         scored: (N,) bool, the samples that have a score.
+        measure: (N,) or (N, L) as the weights, how much each counts in the mean that is to be 1; see `measure_of`.
 
     Returns:
         (N,) each: `num_tokens` valid ones; `num_kept`, of the tokens for a rule on tokens, else 0 or 1;
-        `weight_mean` and `weight_std` over valid tokens; `scored`; and where the batch has them `rm_scores` and `uid`.
+        `weight_mean` and `weight_std` over valid tokens; `scored`; where the batch has them `rm_scores` and `uid`; and
+        with a measure `measure` and the mean weight by it, `measured`.
     """
     mask = batch.token_mask.to(weights.device)
     tokens = mask.sum(-1) if weights.dim() == 2 or keep.dim() == 2 else batch.num_tokens.to(weights.device)
@@ -43,6 +48,8 @@ def row_numbers(batch: RolloutBatch, keep: Tensor, weights: Tensor, scored: Tens
     logged = rewards_and_groups(batch)
     if "rm_scores" in logged:
         logged["rm_scores"] = logged["rm_scores"].float()
+    if measure is not None:
+        logged["measured"], logged["measure"] = row_means(weights, measure)
     return logged | {
         "num_tokens": tokens.int(),
         "num_kept": kept.int(),
@@ -54,7 +61,9 @@ def row_numbers(batch: RolloutBatch, keep: Tensor, weights: Tensor, scored: Tens
 
 def scaled(numbers: RowNumbers, scale: Tensor) -> RowNumbers:
     """The numbers of the same samples with their weights times `scale`."""
-    return numbers | {name: numbers[name] * scale for name in ("weight_mean", "weight_std")}
+    return numbers | {
+        name: numbers[name] * scale for name in ("weight_mean", "weight_std", "measured") if name in numbers
+    }
 
 
 def counting_alike(numbers: RowNumbers) -> RowNumbers:

@@ -5,35 +5,16 @@ Every function takes (N, L) tables and the mask of valid tokens, and gives 0 out
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.loss import MAX_LOG_RATIO, KLEstimator, token_kl
+from lightning_dataflex.functional.tokens import as_float
 
 Level = Literal["token", "sequence", "geometric"]
 """Of each token; the product over a response; its geometric mean."""
-
-
-def masked_mean(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Mean over each sample's valid tokens, (N,); NaN for a sample without any.
-
-    Example:
-        >>> masked_mean(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[1, 1, 0]]))
-        tensor([2.])
-    """
-    return masked_sum(values, response_mask) / response_mask.bool().sum(-1)
-
-
-def masked_sum(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Sum over each sample's valid tokens, (N,).
-
-    Example:
-        >>> masked_sum(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[1, 1, 0]]))
-        tensor([4.])
-    """
-    return torch.where(response_mask.bool(), _float(values), 0.0).sum(-1)
 
 
 def kl_to(log_probs: Tensor, other: Tensor, response_mask: Tensor, estimator: KLEstimator = "k3") -> Tensor:
@@ -43,7 +24,7 @@ def kl_to(log_probs: Tensor, other: Tensor, response_mask: Tensor, estimator: KL
         >>> kl_to(torch.tensor([[0.0, -1.0]]), torch.tensor([[0.0, -2.0]]), torch.tensor([[1, 1]]), "k1")
         tensor([[0., 1.]])
     """
-    ratio = torch.where(response_mask.bool(), _float(log_probs) - _float(other), 0.0)
+    ratio = torch.where(response_mask.bool(), log_ratio(log_probs, other), 0.0)
     return torch.where(response_mask.bool(), token_kl(ratio, estimator), 0.0)
 
 
@@ -66,7 +47,7 @@ def importance_ratio(log_ratio: Tensor, response_mask: Tensor, level: Level = "t
     """
     check_level(level)
     valid = response_mask.bool()
-    log_ratio = torch.where(valid, _float(log_ratio), 0.0)
+    log_ratio = torch.where(valid, as_float(log_ratio), 0.0)
     if level == "token":
         return torch.where(valid, log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 0.0)
     total = log_ratio.sum(-1)
@@ -74,11 +55,18 @@ def importance_ratio(log_ratio: Tensor, response_mask: Tensor, level: Level = "t
     return total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def check_level(level: str) -> None:
-    """Raise a ValueError for a name that is no `Level`."""
-    if level not in get_args(Level):
-        raise ValueError(f"level is {level!r}. Use one of {', '.join(get_args(Level))}.")
+def log_ratio(log_probs: Tensor, other: Tensor) -> Tensor:
+    """log_probs - other, 0 where both are -inf: what is impossible to both is as likely to one as to the other.
+
+    Example:
+        >>> log_ratio(torch.tensor([-1.0, -torch.inf]), torch.tensor([-2.0, -torch.inf]))
+        tensor([1., 0.])
+    """
+    log_probs, other = as_float(log_probs), as_float(other)
+    return torch.where(log_probs == other, 0.0, log_probs - other)
 
 
-def _float(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
+def check_level(level: str, allowed: Any = Level, name: str = "level") -> None:
+    """Raise a ValueError for a name that is not among those of a Literal."""
+    if level not in get_args(allowed):
+        raise ValueError(f"{name} is {level!r}. Use one of {', '.join(get_args(allowed))}.")

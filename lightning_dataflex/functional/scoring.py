@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.groups import TOLERANCE, group_mean, group_spread, group_std
+from lightning_dataflex.functional.tokens import as_float
 
 TokenReduction = Literal["mean", "sum", "max"]
 
@@ -26,7 +27,7 @@ def outcome(rewards: Tensor, response_mask: Tensor | None = None) -> Tensor:
         >>> outcome(torch.tensor([[0.0, 1.0, 9.0]]), torch.tensor([[1, 1, 0]]))
         tensor([1.])
     """
-    rewards = _float(rewards)
+    rewards = as_float(rewards)
     if response_mask is None:
         return rewards if rewards.dim() == 1 else rewards.sum(-1)
     valid = response_mask.bool()
@@ -131,7 +132,7 @@ def advantage_magnitude(
         tensor([2.])
     """
     check_reduction(reduction)
-    size = _float(advantages).abs()
+    size = as_float(advantages).abs()
     if response_mask is None:
         return size if size.dim() == 1 else getattr(torch, "amax" if reduction == "max" else reduction)(size, -1)
     valid = response_mask.bool()
@@ -151,7 +152,7 @@ def token_prob(log_probs: Tensor, response_mask: Tensor | None = None) -> Tensor
         >>> token_prob(torch.tensor([[0.0, -torch.inf, torch.nan]]), torch.tensor([[1, 1, 0]]))
         tensor([[1., 0., 0.]])
     """
-    probs = _float(log_probs).exp()
+    probs = as_float(log_probs).exp()
     return probs if response_mask is None else torch.where(response_mask.bool(), probs, 0.0)
 
 
@@ -202,7 +203,3 @@ def check_reduction(reduction: str) -> None:
     """Raise a ValueError for a name that is no `TokenReduction`."""
     if reduction not in get_args(TokenReduction):
         raise ValueError(f"agg is {reduction!r}. Use one of {', '.join(get_args(TokenReduction))}.")
-
-
-def _float(x: Tensor) -> Tensor:
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -31,6 +31,16 @@ def in_band(scores: Tensor, low: float, high: float, *, closed: bool = False) ->
     return (scores > low + margin) & (scores < high - margin)
 
 
+def at_least(scores: Tensor, threshold: float, *, strict: bool = False) -> Tensor:
+    """Scores of at least the threshold, or above it when strict; a score within 1e-6 of it is on it.
+
+    Example:
+        >>> at_least(torch.tensor([0.5, 0.6, 0.7, torch.nan]), 0.6)
+        tensor([False,  True,  True, False])
+    """
+    return scores.double() > threshold + (TOLERANCE if strict else -TOLERANCE)
+
+
 def top_fraction(scores: Tensor, fraction: float, *, largest: bool = True, valid: Tensor | None = None) -> Tensor:
     """The share of samples with the largest (or smallest) scores; of equal scores the earlier sample stays.
 

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 
-def mean_one(weights: Tensor, tokens: Tensor) -> Tensor:
-    """The weights scaled so that their mean over the valid tokens is 1.
+def mean_one(weights: Tensor, tokens: Tensor, measure: Tensor | None = None) -> Tensor:
+    """The weights scaled so that their mean over the valid tokens, or by another measure, is 1.
 
     Args:
         weights: (N,) of samples or (N, L) of tokens. NaN counts as 0.
         tokens: How many valid tokens each weight stands for: (N,) the lengths of the samples, or (N, L) their
             `response_mask`.
+        measure: How much each weight counts in the mean, of the shape of `weights`. Default, and where it is 0 for all
+            weights that are not: `tokens`.
 
     Returns:
         The shape of `weights`; all zeros where there is no positive weight on a valid token.
@@ -28,12 +30,24 @@ def mean_one(weights: Tensor, tokens: Tensor) -> Tensor:
         tensor([0.7500, 0.7500, 1.5000, 0.0000])
     """
     weights = finite_weights(torch.where(weights.isnan() | (tokens == 0), 0.0, weights))
-    if weights.dim() == 1:
-        scale = unit_scale(weights, tokens)
-    else:
-        lengths = tokens.sum(-1)
-        scale = unit_scale((weights.double() * tokens).sum(-1) / lengths.clamp(min=1), lengths)
+    scale = unit_scale(*row_means(weights, tokens))
+    if measure is not None:
+        other = unit_scale(*row_means(weights, measure))
+        scale = torch.where(other > 0, other, scale)
     return rescaled(weights, scale)
+
+
+def row_means(weights: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean weight of each sample by a measure, float64 (N,), and the sample's measure (N,).
+
+    Example:
+        >>> row_means(torch.tensor([[1.0, 4.0, 9.0]]), torch.tensor([[2, 1, 0]]))
+        (tensor([2.], dtype=torch.float64), tensor([3]))
+    """
+    if weights.dim() == 1:
+        return weights.double(), measure
+    total = measure.sum(-1)
+    return torch.where(total > 0, (weights.double() * measure).sum(-1) / total.clamp(min=1e-300), 0.0), total
 
 
 def unit_scale(mean_weights: Tensor, tokens: Tensor) -> Tensor:

@@ -1,6 +1,34 @@
-"""The reweighters: one small class per rule, a thin shell over `functional.weighting`."""
+"""The reweighters: one small class per rule, a thin shell over `functional.weighting` and `functional.shaping`."""
 
-from lightning_dataflex.reweighters.scores import DifficultyBand, PerAdvantage, Softmax
-from lightning_dataflex.reweighters.tokens import AdvantageReweight
+from lightning_dataflex.reweighters.groups import GRPOS, GTPO, ODSW, PFPPO, Focal, GRPOLead
+from lightning_dataflex.reweighters.scores import (
+    AWR,
+    RWR,
+    AbsAdvantagePower,
+    DifficultyBand,
+    DomainWeight,
+    LengthDebias,
+    PerAdvantage,
+    Softmax,
+)
+from lightning_dataflex.reweighters.tokens import MIS, TIS, AdvantageReweight
 
-__all__ = ["AdvantageReweight", "DifficultyBand", "PerAdvantage", "Softmax"]
+__all__ = [
+    "AWR",
+    "GRPOS",
+    "GTPO",
+    "MIS",
+    "ODSW",
+    "PFPPO",
+    "RWR",
+    "TIS",
+    "AbsAdvantagePower",
+    "AdvantageReweight",
+    "DifficultyBand",
+    "DomainWeight",
+    "Focal",
+    "GRPOLead",
+    "LengthDebias",
+    "PerAdvantage",
+    "Softmax",
+]

@@ -1,16 +1,19 @@
-"""Reweighters by the score of a sample, whatever it measures."""
+"""Reweighters by the score, the length or the domain of a sample."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lightning_dataflex.core.actuator import Reweighter
-from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.actuator import Normalize, Reweighter
+from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.ids import stable_ids
 from lightning_dataflex.core.registry import register_reweighter
-from lightning_dataflex.functional import weighting
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.functional import shaping, weighting
 
 
 @register_reweighter("softmax")
@@ -19,6 +22,7 @@ class Softmax(Reweighter):
 
     Args:
         temperature: > 0; the smaller, the more the highest scores count.
+        normalize: `tokens`, `samples`, `abs_advantage` or `none`; see `Reweighter.normalize`.
 
     Example:
         >>> import torch
@@ -28,7 +32,8 @@ class Softmax(Reweighter):
 
     granularities = ("prompt", "response")
 
-    def __init__(self, temperature: float = 1.0) -> None:
+    def __init__(self, temperature: float = 1.0, normalize: Normalize = "tokens") -> None:
+        super().__init__(normalize)
         check_range("temperature", temperature, 0, math.inf, open_low=True)
         self.temperature = temperature
 
@@ -47,6 +52,7 @@ class DifficultyBand(Reweighter):
         low_q: Lower quantile, in [0, 1].
         high_q: Upper quantile, in [low_q, 1].
         focus_weight: >= 0.
+        normalize: `tokens`, `samples`, `abs_advantage` or `none`; see `Reweighter.normalize`.
 
     Example:
         >>> import torch
@@ -56,7 +62,14 @@ class DifficultyBand(Reweighter):
 
     granularities = ("prompt", "response")
 
-    def __init__(self, low_q: float = 0.25, high_q: float = 0.75, focus_weight: float = 2.0) -> None:
+    def __init__(
+        self,
+        low_q: float = 0.25,
+        high_q: float = 0.75,
+        focus_weight: float = 2.0,
+        normalize: Normalize = "tokens",
+    ) -> None:
+        super().__init__(normalize)
         check_range("low_q", low_q, 0, 1)
         check_range("high_q", high_q, low_q, 1)
         check_range("focus_weight", focus_weight, 0, math.inf)
@@ -66,14 +79,41 @@ class DifficultyBand(Reweighter):
         return weighting.quantile_band(scores, self.low_q, self.high_q, self.focus_weight)
 
 
-@register_reweighter("per_advantage")
-class PerAdvantage(Reweighter):
-    """Weights in proportion to s^alpha, |advantage|^alpha with `advantage_magnitude`.
+@register_reweighter("abs_advantage_power")
+class AbsAdvantagePower(Reweighter):
+    """Weights in proportion to s^alpha, |advantage|^alpha by default.
 
-    This is the ancestor's name. The rule is not prioritised experience replay; see `functional.weighting.power`.
+    DataFlex-RL calls it `per_advantage`. It is not prioritised experience replay; see `functional.weighting.power`.
 
     Args:
         alpha: >= 0; 0 weighs all alike.
+        normalize: `tokens`, `samples`, `abs_advantage` or `none`; see `Reweighter.normalize`.
+
+    Example:
+        >>> import torch
+        >>> AbsAdvantagePower(alpha=0.5).act(torch.tensor([4.0, 1.0]), {})
+        tensor([1.3333, 0.6667])
+    """
+
+    row_wise = True
+    default_scorer = "advantage_magnitude"
+
+    def __init__(self, alpha: float = 0.5, normalize: Normalize = "tokens") -> None:
+        super().__init__(normalize)
+        check_range("alpha", alpha, 0, math.inf)
+        self.alpha = alpha
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        return weighting.power(scores, self.alpha)
+
+
+@register_reweighter("per_advantage")
+class PerAdvantage(AbsAdvantagePower):
+    """`abs_advantage_power` under the name that DataFlex-RL gives it.
+
+    Args:
+        alpha: >= 0; 0 weighs all alike.
+        normalize: `tokens`, `samples`, `abs_advantage` or `none`; see `Reweighter.normalize`.
 
     Example:
         >>> import torch
@@ -81,11 +121,136 @@ class PerAdvantage(Reweighter):
         tensor([1.3333, 0.6667])
     """
 
-    row_wise = True
 
-    def __init__(self, alpha: float = 0.5) -> None:
-        check_range("alpha", alpha, 0, math.inf)
-        self.alpha = alpha
+@register_reweighter("rwr")
+class RWR(Reweighter):
+    """Weights exp(reward / beta), with a mean of 1 over the samples: reward-weighted regression.
+
+    The rule weighs a likelihood. On a policy gradient, whose terms hold the advantage already, rewards count twice.
+
+    Args:
+        beta: > 0; the smaller, the more the best rewards count.
+        normalize: `tokens`, `samples`, `abs_advantage` or `none`; see `Reweighter.normalize`.
+
+    Example:
+        >>> import torch
+        >>> RWR(beta=0.5).act(torch.tensor([0.0, 1.0, 1.0]), {})
+        tensor([0.1901, 1.4049, 1.4049])
+    """
+
+    granularities = ("prompt", "response")
+    default_scorer = "outcome"
+    paper = "Reward-weighted regression, Peters and Schaal 2007"
+
+    def __init__(self, beta: float = 1.0, normalize: Normalize = "samples") -> None:
+        super().__init__(normalize)
+        check_range("beta", beta, 0, math.inf, open_low=True)
+        self.beta = beta
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
-        return weighting.power(scores, self.alpha)
+        return shaping.exp_reward(scores, self.beta)
+
+
+@register_reweighter("awr")
+class AWR(Reweighter):
+    """Weights exp(A' / temperature), at most `clip`, of advantages A' that are normalised over the batch.
+
+    The rule weighs a likelihood. On a policy gradient, whose terms hold the advantage already, advantages count twice.
+
+    Args:
+        temperature: > 0.
+        clip: The largest weight.
+        normalize: `none`, as in the authors' code, `tokens`, `samples` or `abs_advantage`; see `Reweighter.normalize`.
+
+    Example:
+        >>> import torch
+        >>> AWR().act(torch.tensor([-1.0, 0.0, 1.0, 4.0]), {})
+        tensor([0.3433, 0.5860, 1.0000, 4.9707])
+    """
+
+    granularities = ("response",)
+    default_scorer = "advantage"
+    paper = "AWR, arXiv:1910.00177"
+
+    def __init__(self, temperature: float = 1.0, clip: float = 20.0, normalize: Normalize = "none") -> None:
+        super().__init__(normalize)
+        check_range("temperature", temperature, 0, math.inf, open_low=True)
+        check_range("clip", clip, 0, math.inf, open_low=True)
+        check_finite("clip", clip)
+        self.temperature, self.clip = temperature, clip
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        return shaping.exp_advantage(scores, self.temperature, self.clip)
+
+
+@register_reweighter("length_debias")
+class LengthDebias(Reweighter):
+    """Weights length^power.
+
+    With power 1 a loss that takes the mean of each response (`seq-mean-token-mean`) becomes that over all tokens, which
+    does not favour short right and long wrong answers. With power -1 and `normalize: tokens` a loss over all tokens
+    (`token-mean`) becomes one in which each response counts alike.
+
+    Args:
+        power: 1 or -1, or between.
+        normalize: `tokens`, `samples`, `abs_advantage` or `none`; see `Reweighter.normalize`.
+
+    Example:
+        >>> import torch
+        >>> LengthDebias().act(torch.tensor([3.0, 1.0]), {"response_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])})
+        tensor([1.5000, 0.5000])
+    """
+
+    granularities = ("prompt", "response")
+    row_wise = True
+    default_scorer = "response_length"
+    paper = "Dr. GRPO, arXiv:2503.20783"
+
+    def __init__(self, power: float = 1.0, normalize: Normalize = "samples") -> None:
+        super().__init__(normalize)
+        check_finite("power", power)
+        self.power = power
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        return shaping.length_power(batch.num_tokens, self.power)
+
+
+@register_reweighter("domain_weight")
+class DomainWeight(Reweighter):
+    """Weights each sample by its domain.
+
+    Args:
+        weights: A number >= 0 for each domain by name.
+        default: For a domain without a name there.
+        normalize: `tokens`, `samples`, `abs_advantage` or `none`; see `Reweighter.normalize`.
+
+    Example:
+        >>> import torch
+        >>> rule = DomainWeight({"math": 3.0}, default=1.0)
+        >>> rule.act(torch.zeros(2), {"domain": ["math", "code"], "response_mask": torch.ones(2, 1)})
+        tensor([1.5000, 0.5000])
+    """
+
+    requires = ("domain",)
+    granularities = ("prompt", "response")
+    row_wise = True
+    default_scorer = "response_length"
+
+    def __init__(self, weights: dict[str, float], default: float = 1.0, normalize: Normalize = "tokens") -> None:
+        super().__init__(normalize)
+        if not isinstance(weights, dict) or not weights:
+            raise ValueError(f"weights is {weights!r}. Give a mapping of domains to numbers.")
+        for name, weight in {**weights, "default": default}.items():
+            check_range(f"the weight of {name}", weight, 0, math.inf)
+            check_finite(f"the weight of {name}", weight)
+        self.weights, self.default = dict(weights), default
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        ids = stable_ids(batch["domain"], "domain").cpu()
+        result = torch.full((len(ids),), float(self.default))
+        for name, weight in zip(stable_ids(list(self.weights)).tolist(), self.weights.values()):
+            result[ids == name] = weight
+        return result.to(scores.device)
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"domain": stable_ids(batch.original("domain"), "domain")}

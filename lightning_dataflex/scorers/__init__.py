@@ -1,11 +1,51 @@
-"""The scorers: one small class per signal, a thin shell over `functional.scoring`."""
+"""The scorers: one small class per signal, a thin shell over `functional.scoring`, `.policy` and `.combining`."""
 
-from lightning_dataflex.scorers.policy import TokenProb
+from lightning_dataflex.scorers.columns import Metadata, ResponseLength, Staleness
+from lightning_dataflex.scorers.combined import EMA, Product, Rank, WeightedSum, ZScore
+from lightning_dataflex.scorers.policy import (
+    DistillGap,
+    ImportanceRatio,
+    RefKL,
+    SequenceEntropy,
+    SequenceLogprob,
+    TokenEntropy,
+    TokenProb,
+)
 from lightning_dataflex.scorers.rewards import (
+    Advantage,
     AdvantageMagnitude,
+    Efficiency,
     GroupRewardVariance,
     GroupSolveRate,
+    GroupStd,
+    GroupVariance,
+    Outcome,
     RewardDifficulty,
 )
 
-__all__ = ["AdvantageMagnitude", "GroupRewardVariance", "GroupSolveRate", "RewardDifficulty", "TokenProb"]
+__all__ = [
+    "Advantage",
+    "AdvantageMagnitude",
+    "DistillGap",
+    "EMA",
+    "Efficiency",
+    "GroupRewardVariance",
+    "GroupSolveRate",
+    "GroupStd",
+    "GroupVariance",
+    "ImportanceRatio",
+    "Metadata",
+    "Outcome",
+    "Product",
+    "Rank",
+    "RefKL",
+    "ResponseLength",
+    "RewardDifficulty",
+    "SequenceEntropy",
+    "SequenceLogprob",
+    "Staleness",
+    "TokenEntropy",
+    "TokenProb",
+    "WeightedSum",
+    "ZScore",
+]

@@ -1,14 +1,36 @@
-"""Scorers by what a policy says of tokens."""
+"""Scorers by what policies say of the tokens: probabilities, entropies, how far one policy is from another."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.functional import scoring
+from lightning_dataflex.functional import policy, scoring
+from lightning_dataflex.functional.loss import KLEstimator
+from lightning_dataflex.functional.tokens import token_mean, token_sum
+
+PerResponse = Literal["mean", "sum"]
+PerToken = Literal["token", "mean", "sum"]
+
+
+class _OfTokens(Scorer):
+    """A number of each token, or its mean or sum over the valid tokens of a response."""
+
+    timing = "post_advantage"
+
+    def __init__(self, level: str, allowed: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        policy.check_level(level, allowed)
+        self.level = level
+        self.granularity = "token" if level == "token" else "response"
+
+    def _reduced(self, values: Tensor, mask: Tensor) -> Tensor:
+        if self.level == "token":
+            return values
+        return (token_mean if self.level == "mean" else token_sum)(values, mask)
 
 
 @register_scorer("token_prob")
@@ -30,3 +52,169 @@ class TokenProb(Scorer):
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return scoring.token_prob(batch.tensor("old_log_probs"), batch.response_mask)
+
+
+@register_scorer("sequence_logprob")
+class SequenceLogprob(_OfTokens):
+    """Log-probability of each response under the policy that generated it.
+
+    Args:
+        level: `sum` over its tokens, or their `mean`, which does not fall with the length.
+
+    Example:
+        >>> import torch
+        >>> batch = {"old_log_probs": torch.tensor([[-1.0, -3.0]]), "response_mask": torch.tensor([[1, 1]])}
+        >>> SequenceLogprob().score(batch), SequenceLogprob("mean").score(batch)
+        (tensor([-4.]), tensor([-2.]))
+    """
+
+    requires = ("old_log_probs", "response_mask")
+    signal = "log-probability"
+    row_wise = True
+
+    def __init__(self, level: PerResponse = "sum", **kwargs: Any) -> None:
+        super().__init__(level, PerResponse, **kwargs)
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        return self._reduced(batch.tensor("old_log_probs"), batch.response_mask)
+
+
+@register_scorer("token_entropy")
+class TokenEntropy(Scorer):
+    """Entropy of the policy at each token, in nats, as the module puts it into `entropies`.
+
+    Example:
+        >>> import torch
+        >>> TokenEntropy().score({"entropies": torch.tensor([[0.5, 2.0]]), "response_mask": torch.tensor([[1, 1]])})
+        tensor([[0.5000, 2.0000]])
+    """
+
+    requires = ("entropies", "response_mask")
+    signal = "entropy"
+    timing = "post_advantage"
+    granularity = "token"
+    row_wise = True
+    paper = "Beyond the 80/20 rule, arXiv:2506.01939"
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        return batch.tensor("entropies")
+
+
+@register_scorer("sequence_entropy")
+class SequenceEntropy(_OfTokens):
+    """Entropy of the policy over each response, in nats.
+
+    Args:
+        level: `mean` over its tokens, or their `sum`.
+
+    Example:
+        >>> import torch
+        >>> batch = {"entropies": torch.tensor([[0.5, 1.5]]), "response_mask": torch.tensor([[1, 1]])}
+        >>> SequenceEntropy().score(batch)
+        tensor([1.])
+    """
+
+    requires = ("entropies", "response_mask")
+    signal = "entropy"
+    paper = "GRPO-S, arXiv:2508.04349"
+    row_wise = True
+
+    def __init__(self, level: PerResponse = "mean", **kwargs: Any) -> None:
+        super().__init__(level, PerResponse, **kwargs)
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        return self._reduced(batch.tensor("entropies"), batch.response_mask)
+
+
+@register_scorer("ref_kl")
+class RefKL(_OfTokens):
+    """Estimate of KL(policy || reference), from the log-probabilities of the tokens that were generated.
+
+    Args:
+        level: `token`, or `mean` or `sum` over the tokens of a response.
+        estimator: `k1`, the log-ratio, whose score may be negative; `k2`, half its square; or `k3`.
+
+    Example:
+        >>> import torch
+        >>> ones = torch.tensor([[1, 1]])
+        >>> batch = {"old_log_probs": 1.0 * ones, "ref_log_probs": 0.0 * ones, "response_mask": ones}
+        >>> RefKL(estimator="k1").score(batch), RefKL("mean").score(batch)
+        (tensor([[1., 1.]]), tensor([0.3679]))
+    """
+
+    requires = ("old_log_probs", "ref_log_probs", "response_mask")
+    signal = "kl"
+    paper = "Schulman 2020, Approximating KL divergence"
+    row_wise = True
+
+    def __init__(self, level: PerToken = "token", estimator: KLEstimator = "k3", **kwargs: Any) -> None:
+        super().__init__(level, PerToken, **kwargs)
+        policy.check_level(estimator, KLEstimator, "estimator")
+        self.estimator: Any = estimator
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        mask = batch.response_mask
+        kl = policy.kl_to(batch.tensor("old_log_probs"), batch.tensor("ref_log_probs"), mask, self.estimator)
+        return self._reduced(kl, mask)
+
+
+@register_scorer("importance_ratio")
+class ImportanceRatio(Scorer):
+    """Probability under the policy that is trained over that under the one that generated.
+
+    The generating policy's log-probabilities are `rollout_log_probs`, as an inference engine or a replayed sample
+    brings them; the trained policy's before its update are `old_log_probs`. Log-ratios are clamped to 20.
+
+    Args:
+        level: `token`; `sequence`, the product over a response; or `geometric`, its geometric mean.
+
+    Example:
+        >>> import torch
+        >>> ones = torch.tensor([[1, 1]])
+        >>> batch = {"old_log_probs": -1.0 * ones, "rollout_log_probs": -2.0 * ones, "response_mask": ones}
+        >>> ImportanceRatio().score(batch), ImportanceRatio("sequence").score(batch)
+        (tensor([[2.7183, 2.7183]]), tensor([7.3891]))
+    """
+
+    requires = ("old_log_probs", "rollout_log_probs", "response_mask")
+    signal = "ratio"
+    timing = "post_advantage"
+    row_wise = True
+    paper = "geometric: GSPO, arXiv:2507.18071"
+
+    def __init__(self, level: policy.Level = "token", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        policy.check_level(level)
+        self.level: Any = level
+        self.granularity = "token" if level == "token" else "response"
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        log_ratio = policy.log_ratio(batch.tensor("old_log_probs"), batch.tensor("rollout_log_probs"))
+        return policy.importance_ratio(log_ratio, batch.response_mask, self.level)
+
+
+@register_scorer("distill_gap")
+class DistillGap(_OfTokens):
+    """Log-probability of a teacher minus that of the policy: how much likelier the teacher is to say it.
+
+    Args:
+        level: `token`, or `mean` or `sum` over the tokens of a response.
+
+    Example:
+        >>> import torch
+        >>> ones = torch.tensor([[1, 1]])
+        >>> batch = {"old_log_probs": -2.0 * ones, "teacher_log_probs": -1.0 * ones, "response_mask": ones}
+        >>> DistillGap().score(batch), DistillGap("sum").score(batch)
+        (tensor([[1., 1.]]), tensor([2.]))
+    """
+
+    requires = ("old_log_probs", "teacher_log_probs", "response_mask")
+    signal = "gap"
+    row_wise = True
+
+    def __init__(self, level: PerToken = "token", **kwargs: Any) -> None:
+        super().__init__(level, PerToken, **kwargs)
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
+        gap = policy.log_ratio(batch.tensor("teacher_log_probs"), batch.tensor("old_log_probs"))
+        return self._reduced(gap, batch.response_mask)

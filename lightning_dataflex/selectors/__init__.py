@@ -1,7 +1,31 @@
-"""The selectors: one small class per rule, a thin shell over `functional.selection`."""
+"""The selectors: one small class per rule, a thin shell over `functional.selection`, `.subsets` and `.drawing`."""
 
-from lightning_dataflex.selectors.bands import ThresholdBand
+from lightning_dataflex.selectors.bands import LIMR, VCRL, NonzeroVariance, OnlineDifficultyFilter, ThresholdBand
+from lightning_dataflex.selectors.combined import AllOf, AnyOf, Not
+from lightning_dataflex.selectors.draws import DOTS, Bernoulli, SelectiveBackprop
 from lightning_dataflex.selectors.groups import CPPO, GFPO, MaxVariance
-from lightning_dataflex.selectors.shares import Bernoulli, Nearest, TopKFraction
+from lightning_dataflex.selectors.shares import Nearest, TopKFraction, VarianceTopK, VarianceTopP
+from lightning_dataflex.selectors.tokens import HighEntropyTokens, Lopti
 
-__all__ = ["CPPO", "GFPO", "Bernoulli", "MaxVariance", "Nearest", "ThresholdBand", "TopKFraction"]
+__all__ = [
+    "AllOf",
+    "AnyOf",
+    "Bernoulli",
+    "CPPO",
+    "DOTS",
+    "GFPO",
+    "HighEntropyTokens",
+    "LIMR",
+    "Lopti",
+    "MaxVariance",
+    "Nearest",
+    "NonzeroVariance",
+    "Not",
+    "OnlineDifficultyFilter",
+    "SelectiveBackprop",
+    "ThresholdBand",
+    "TopKFraction",
+    "VCRL",
+    "VarianceTopK",
+    "VarianceTopP",
+]

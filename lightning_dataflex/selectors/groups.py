@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from lightning_dataflex.functional.advantages import grpo_advantages
 from lightning_dataflex.functional.groups import group_mean
 
 Advantages = Literal["subset", "group"]
+Metric = Literal["short", "efficiency", "reward"]
 
 MEANS_REMEMBERED = 10_000
 """Groups whose mean rewards say how hard a group is."""
@@ -34,6 +35,7 @@ class _WithinGroups(Selector):
     requires = ("rm_scores", "uid")
     needs_groups = True
     granularities = ("prompt", "response")
+    default_scorer = "outcome"
     correction: int
     eps: float
 
@@ -53,7 +55,7 @@ class _WithinGroups(Selector):
 
 @register_selector("gfpo")
 class GFPO(_WithinGroups):
-    """Keeps the k shortest, or most token-efficient, responses of each group.
+    """Keeps the k shortest, most token-efficient or best rewarded responses of each group.
 
     Of equal metrics the earlier sample stays. `efficiency` is reward per token; with negative rewards it
     prefers the longest failure.
@@ -63,7 +65,7 @@ class GFPO(_WithinGroups):
 
     Args:
         k: Responses to keep of each group.
-        metric: `short` or `efficiency`.
+        metric: `short`, `efficiency` or `reward`.
         k_by_difficulty: k of groups that are very hard, hard, medium and easy, 8, 8, 6 and 4 (of 16) in the paper;
             until 4 groups were seen that of very hard ones. Default: `k` for all.
         advantages: `subset` or `group`. The paper's are relative to the kept subset, with its population
@@ -84,7 +86,7 @@ class GFPO(_WithinGroups):
     def __init__(
         self,
         k: int = 8,
-        metric: Literal["short", "efficiency"] = "short",
+        metric: Metric = "short",
         advantages: Advantages = "subset",
         k_by_difficulty: list[int] | None = None,
     ) -> None:
@@ -93,8 +95,8 @@ class GFPO(_WithinGroups):
             raise ValueError(f"k_by_difficulty is {k_by_difficulty}. Give four numbers of at least 1.")
         if k < 1:
             raise ValueError(f"k is {k}. Keep at least 1 response of each group.")
-        if metric not in ("short", "efficiency"):
-            raise ValueError(f"metric is {metric!r}. Use short or efficiency.")
+        if metric not in get_args(Metric):
+            raise ValueError(f"metric is {metric!r}. Use one of {', '.join(get_args(Metric))}.")
         if k == 1 and advantages == "subset":
             warn_once(
                 self, "k is 1: alone in its subset a response has advantage 0. Use advantages: group or a larger k."
@@ -109,8 +111,8 @@ class GFPO(_WithinGroups):
             warn_once(
                 self, f"k is {self.k} but no group has more than {largest} samples: nothing is filtered. Lower k."
             )
-        length = batch.num_tokens.double()
-        metric = -length if self.metric == "short" else batch.outcomes.double() / length
+        length, reward = batch.num_tokens.double(), batch.outcomes.double()
+        metric = {"short": -length, "efficiency": reward / length, "reward": reward}[self.metric]
         valid = ~batch.outcomes.isnan()
         k: int | Tensor = self.k
         if self.k_by_difficulty is not None:
@@ -177,6 +179,7 @@ class CPPO(Selector):
     """
 
     granularities = ("response",)
+    default_scorer = "advantage_magnitude"
     paper = "CPPO, arXiv:2503.22342"
 
     def __init__(self, pruning_rate: float = 0.5, within: Literal["group", "batch"] = "group") -> None:

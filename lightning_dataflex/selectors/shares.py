@@ -1,18 +1,17 @@
-"""Selectors of a share of the batch: the best, the nearest, or drawn by chance."""
+"""Selectors of a share of the batch: the best or the nearest."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.checks import check_finite, check_range
-from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.functional import selection, visits
+from lightning_dataflex.functional import selection, subsets
 
 
 @register_selector("topk_fraction")
@@ -30,6 +29,7 @@ class TopKFraction(Selector):
     """
 
     granularities = ("prompt", "response")
+    default_scorer = "advantage_magnitude"
 
     def __init__(self, fraction: float = 0.5, largest: bool = True) -> None:
         check_range("fraction", fraction, 0, 1, open_low=True)
@@ -54,6 +54,7 @@ class Nearest(Selector):
     """
 
     granularities = ("prompt", "response")
+    default_scorer = "group_solve_rate"
     paper = "MoPPS, arXiv:2507.04632"
 
     def __init__(self, target: float = 0.5, fraction: float = 0.5) -> None:
@@ -68,34 +69,65 @@ class Nearest(Selector):
         return selection.nearest_to(scores, self.target, num)
 
 
-@register_selector("bernoulli")
-class Bernoulli(Selector):
-    """Keeps each prompt with the probability that is its score, all of its samples or none.
+class _OfBatch(Selector):
+    """Keeps groups by their place among all."""
 
-    The draw follows from the seed, the step and the prompt's id alone.
+    requires = ("uid",)
+    granularities = ("prompt",)
+    default_scorer = "group_std"
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"uid": batch.group_ids}
+
+
+@register_selector("variance_top_k")
+class VarianceTopK(_OfBatch):
+    """Keeps the share of groups whose scores, the deviation of their rewards, are largest; of equal ones the earlier.
 
     Args:
-        seed: Of the draws.
+        fraction: In (0, 1], of the groups; rounded to nearest, halves up, at least one.
 
     Example:
         >>> import torch
-        >>> Bernoulli().act(torch.tensor([1.0, 0.0, 1.0]), {"uid": [7, 8, 9]})
-        [0, 2]
+        >>> VarianceTopK(fraction=0.5).act(torch.tensor([0.1, 0.5, 0.1]), {"uid": ["a", "b", "a"]})
+        [1]
     """
 
-    requires = ("prompt_id",)
-    granularities = ("prompt",)
-    row_wise = True
-    paper = "GRESO, arXiv:2506.02177"
+    paper = "RAGEN, arXiv:2504.20073"
+    columns = _OfBatch.columns
 
-    def __init__(self, seed: int = 0) -> None:
-        if seed < 0:
-            raise ValueError(f"seed is {seed}. Use 0 or a positive number.")
-        self.seed = seed
+    def __init__(self, fraction: float = 0.25) -> None:
+        check_range("fraction", fraction, 0, 1, open_low=True)
+        self.fraction = fraction
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        drawn = visits.uniform(prompt_ids(batch), self.seed, ctx.get("step_id", 0))
-        return drawn.to(scores.device) < scores
+        group, num_groups = batch.groups
+        return subsets.top_groups(scores, group.to(scores.device), num_groups, self.fraction)
 
-    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return {"prompt_id": prompt_ids(batch)}
+
+@register_selector("variance_top_p")
+class VarianceTopP(_OfBatch):
+    """Keeps the fewest groups with the largest scores, the deviation of their rewards, that have a share p of the sum.
+
+    Args:
+        p: In (0, 1].
+        shares: `linear`, a group's score over the sum of all; a score of 0 is never kept. Or `softmax` of the scores.
+
+    Example:
+        >>> import torch
+        >>> VarianceTopP(p=0.9).act(torch.tensor([0.0, 0.2, 0.8]), {"uid": ["a", "b", "c"]})
+        [1, 2]
+    """
+
+    paper = "RAGEN-2 (2026)"
+    columns = _OfBatch.columns
+
+    def __init__(self, p: float = 0.9, shares: subsets.Shares = "linear") -> None:
+        check_range("p", p, 0, 1, open_low=True)
+        if shares not in get_args(subsets.Shares):
+            raise ValueError(f"shares is {shares!r}. Use one of {', '.join(get_args(subsets.Shares))}.")
+        self.p, self.shares = p, shares
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        group, num_groups = batch.groups
+        return subsets.nucleus_groups(scores, group.to(scores.device), num_groups, self.p, self.shares)

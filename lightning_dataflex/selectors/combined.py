@@ -1,0 +1,181 @@
+"""Selectors of selectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_dataflex.core.actuator import Selector
+from lightning_dataflex.core.building import component
+from lightning_dataflex.core.compat import validate_compat
+from lightning_dataflex.core.global_batch import joint_columns
+from lightning_dataflex.core.registry import register_selector, registered_name
+from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.scorer import Scorer, scores_on
+from lightning_dataflex.core.tidy import TidyBatch, scored
+
+
+class _Condition:
+    """A selector, and the scores that it acts on: those it is given, or of a scorer of its own."""
+
+    def __init__(self, spec: Any) -> None:
+        self.scorer: Scorer | None = None
+        if isinstance(spec, dict) and "selector" in spec:
+            unknown = [key for key in spec if key not in ("scorer", "selector")]
+            if unknown or "scorer" not in spec:
+                raise ValueError(f"A condition is {spec!r}. Give {{scorer, selector}}, or a selector.")
+            self.scorer, spec = component("scorer", spec["scorer"]), spec["selector"]
+        self.selector: Selector = component("selector", spec)
+        if self.scorer is not None:
+            validate_compat(self.scorer, self.selector)
+
+    @property
+    def parts(self) -> list[Any]:
+        return [self.selector] if self.scorer is None else [self.scorer, self.selector]
+
+    def __repr__(self) -> str:
+        return "-".join(registered_name(part) for part in self.parts)
+
+    def keep(self, scores: Tensor, batch: TidyBatch, *, opposite: bool = False, **ctx: Any) -> Tensor:
+        """What is kept, or what is dropped of the samples that have a score, (N,) or (N, L) bool."""
+        if self.scorer is not None:
+            scores = scores_on(self.scorer, batch, ctx.get("step_id", 0))
+        keep = self.selector.keep(scores, batch, **ctx)
+        if not opposite:
+            return keep
+        has_score = scored(batch, scores)
+        return ~keep & (has_score if keep.dim() == 1 else has_score[:, None])
+
+
+class _Combined(Selector):
+    """Keeps what several conditions say together."""
+
+    conditions: list[_Condition]
+
+    def __init__(self, selectors: list[Any]) -> None:
+        if isinstance(selectors, (str, dict)) or not selectors:
+            raise ValueError(f"selectors is {selectors!r}. Give a list of at least one selector.")
+        self.conditions = [_Condition(each) for each in selectors]
+        parts = [part for condition in self.conditions for part in condition.parts]
+        self.requires = tuple(dict.fromkeys(name for part in parts for name in part.requires))
+        self.needs_groups = any(part.needs_groups for part in parts)
+        self.needs_progress = any(condition.selector.needs_progress for condition in self.conditions)
+        on_given = [condition.selector for condition in self.conditions if condition.scorer is None]
+        self.granularities = [
+            each for each in Selector.granularities if all(each in selector.granularities for selector in on_given)
+        ]
+        if not self.granularities:
+            names = ", ".join(registered_name(selector) for selector in on_given)
+            raise ValueError(f"No score suits all of {names}. Give some of them a scorer: {{scorer, selector}}.")
+        changing = [condition.selector for condition in self.conditions if condition.selector.changes_advantages]
+        if len(changing) > 1:
+            raise ValueError(
+                f"{registered_name(changing[0])} and {registered_name(changing[1])} both change advantages. Give all "
+                "but one of them advantages: group."
+            )
+        self._changing = changing[0] if changing else None
+        self.changes_advantages = bool(changing)
+
+    @property
+    def remembers(self) -> bool:
+        return any(part.remembers for condition in self.conditions for part in condition.parts)
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
+        return joint_columns([part.columns(batch) for condition in self.conditions for part in condition.parts])
+
+    def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
+        rows = keep if keep.dim() == 1 else keep.any(-1)
+        return None if self._changing is None else self._changing.advantages(rows, batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(i): condition.selector.state_dict() for i, condition in enumerate(self.conditions)} | {
+            f"{i}.scorer": dict(condition.scorer.state_dict())
+            for i, condition in enumerate(self.conditions)
+            if condition.scorer is not None
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for i, condition in enumerate(self.conditions):
+            condition.selector.load_state_dict(state.get(str(i), {}))
+            if condition.scorer is not None and f"{i}.scorer" in state:
+                condition.scorer.load_state_dict(state[f"{i}.scorer"], strict=False)
+
+    def _keeps(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        """What each condition keeps, one after the other, (M, N) or (M, N, L) bool."""
+        keeps = [condition.keep(scores, batch, **ctx) for condition in self.conditions]
+        if any(keep.dim() == 2 for keep in keeps):
+            mask = batch.token_mask.to(scores.device)
+            keeps = [keep if keep.dim() == 2 else keep[:, None] & mask for keep in keeps]
+        return torch.stack(keeps)
+
+
+@register_selector("all_of")
+class AllOf(_Combined):
+    """Keeps what each of several selectors keeps. They act on all samples, one does not see what another drops.
+
+    Args:
+        selectors: Selectors, as names, `{name, params}`, `{class_path, init_args}` or objects, that act on the scores
+            of the block's scorer; or `{scorer, selector}` with a scorer of its own.
+
+    Example:
+        >>> import torch
+        >>> band = {"name": "threshold_band", "params": {"low": 0.2, "high": 0.8}}
+        >>> half = {"name": "topk_fraction", "params": {"fraction": 0.5}}
+        >>> AllOf([band, half]).act(torch.tensor([0.9, 0.3, 0.5, 0.0]), {})
+        [2]
+    """
+
+    columns = _Combined.columns
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        return self._keeps(scores, batch, **ctx).all(0)
+
+
+@register_selector("any_of")
+class AnyOf(_Combined):
+    """Keeps what at least one of several selectors keeps.
+
+    Args:
+        selectors: As those of `all_of`.
+
+    Example:
+        >>> import torch
+        >>> easy, hard = ({"name": "threshold_band", "params": {"low": a, "high": a + 0.3}} for a in (0.0, 0.6))
+        >>> AnyOf([easy, hard]).act(torch.tensor([0.1, 0.5, 0.7]), {})
+        [0, 2]
+    """
+
+    columns = _Combined.columns
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        return self._keeps(scores, batch, **ctx).any(0)
+
+
+@register_selector("not_")
+class Not(_Combined):
+    """Keeps what a selector drops, of the samples that have a score.
+
+    Args:
+        selector: As one of those of `all_of`.
+
+    Example:
+        >>> import torch
+        >>> band = {"name": "threshold_band", "params": {"low": 0.2, "high": 0.8}}
+        >>> Not(band).act(torch.tensor([0.1, 0.5, torch.nan]), {})
+        [0]
+    """
+
+    columns = _Combined.columns
+
+    def __init__(self, selector: Any) -> None:
+        super().__init__([selector])
+        if self.changes_advantages:
+            raise ValueError(
+                f"{registered_name(self._changing)} gives advantages to what it keeps, and not_ keeps the others. Use "
+                "advantages: group."
+            )
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        return self._keeps(scores, batch, opposite=True, **ctx)[0]
