@@ -29,13 +29,9 @@ class _Combined(Scorer):
     """Scores from those of other scorers.
 
     It is as fine, as late and as demanding as the finest, latest and most demanding of them.
-
-    Args:
-        scorers: Names, `{name, params}`, `{class_path, init_args}` or scorers.
     """
 
-    def __init__(self, scorers: Sequence[Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def _combine(self, scorers: Sequence[Any]) -> None:
         if isinstance(scorers, (str, dict)) or not scorers:
             raise ValueError(f"scorers is {scorers!r}. Give a list of at least one scorer.")
         parts: list[Scorer] = [component("scorer", each) for each in scorers]
@@ -102,7 +98,8 @@ class WeightedSum(_Combined):
     columns = _Combined.columns
 
     def __init__(self, scorers: list[Any], weights: list[float] | None = None, **kwargs: Any) -> None:
-        super().__init__(scorers, **kwargs)
+        super().__init__(**kwargs)
+        self._combine(scorers)
         weights = [1.0] * len(scorers) if weights is None else list(weights)
         if len(weights) != len(scorers):
             raise ValueError(f"weights has {len(weights)} numbers for {len(scorers)} scorers. Give one for each.")
@@ -136,7 +133,8 @@ class Product(_Combined):
     columns = _Combined.columns
 
     def __init__(self, scorers: list[Any], **kwargs: Any) -> None:
-        super().__init__(scorers, **kwargs)
+        super().__init__(**kwargs)
+        self._combine(scorers)
         self.row_wise = self._of_each_row
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
@@ -159,7 +157,8 @@ class Rank(_Combined):
     columns = _Combined.columns
 
     def __init__(self, scorer: Any, **kwargs: Any) -> None:
-        super().__init__([scorer], **kwargs)
+        super().__init__(**kwargs)
+        self._combine([scorer])
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return self._over_valid(self._scores(batch, step_id, **ctx)[0], batch, combining.percentile_rank)
@@ -181,7 +180,8 @@ class ZScore(_Combined):
     columns = _Combined.columns
 
     def __init__(self, scorer: Any, **kwargs: Any) -> None:
-        super().__init__([scorer], **kwargs)
+        super().__init__(**kwargs)
+        self._combine([scorer])
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return self._over_valid(self._scores(batch, step_id, **ctx)[0], batch, combining.standardised)
@@ -217,7 +217,8 @@ class EMA(_Combined):
         max_entries: int = 1_000_000,
         **kwargs: Any,
     ) -> None:
-        super().__init__([scorer], **kwargs)
+        super().__init__(**kwargs)
+        self._combine([scorer])
         check_range("decay", decay, 0, 1)
         if decay == 1:
             raise ValueError("decay is 1: nothing new would ever count. Give less.")

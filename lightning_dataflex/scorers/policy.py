@@ -21,8 +21,7 @@ class _OfTokens(Scorer):
 
     timing = "post_advantage"
 
-    def __init__(self, level: str, allowed: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def _set_level(self, level: str, allowed: Any) -> None:
         policy.check_level(level, allowed)
         self.level = level
         self.granularity = "token" if level == "token" else "response"
@@ -73,7 +72,8 @@ class SequenceLogprob(_OfTokens):
     row_wise = True
 
     def __init__(self, level: PerResponse = "sum", **kwargs: Any) -> None:
-        super().__init__(level, PerResponse, **kwargs)
+        super().__init__(**kwargs)
+        self._set_level(level, PerResponse)
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return self._reduced(batch.tensor("old_log_probs"), batch.response_mask)
@@ -120,7 +120,8 @@ class SequenceEntropy(_OfTokens):
     row_wise = True
 
     def __init__(self, level: PerResponse = "mean", **kwargs: Any) -> None:
-        super().__init__(level, PerResponse, **kwargs)
+        super().__init__(**kwargs)
+        self._set_level(level, PerResponse)
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return self._reduced(batch.tensor("entropies"), batch.response_mask)
@@ -148,7 +149,8 @@ class RefKL(_OfTokens):
     row_wise = True
 
     def __init__(self, level: PerToken = "token", estimator: KLEstimator = "k3", **kwargs: Any) -> None:
-        super().__init__(level, PerToken, **kwargs)
+        super().__init__(**kwargs)
+        self._set_level(level, PerToken)
         policy.check_level(estimator, KLEstimator, "estimator")
         self.estimator: Any = estimator
 
@@ -213,7 +215,8 @@ class DistillGap(_OfTokens):
     row_wise = True
 
     def __init__(self, level: PerToken = "token", **kwargs: Any) -> None:
-        super().__init__(level, PerToken, **kwargs)
+        super().__init__(**kwargs)
+        self._set_level(level, PerToken)
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         gap = policy.log_ratio(batch.tensor("teacher_log_probs"), batch.tensor("old_log_probs"))

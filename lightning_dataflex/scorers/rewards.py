@@ -57,14 +57,14 @@ class RewardDifficulty(Outcome):
 
     A band on it is not dynamic sampling as in DAPO: a group of equal rewards inside the band stays.
 
+    Args:
+        success_threshold: As that of `outcome`.
+
     Example:
         >>> import torch
         >>> RewardDifficulty().score({"rm_scores": torch.tensor([1.0, 0.0])}, step_id=0)
         tensor([1., 0.])
     """
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(None, **kwargs)
 
 
 @register_scorer("advantage")
