@@ -48,7 +48,7 @@ FIELDS = (
 """What scorers read; all but the `response_length` read one of them."""
 PER_TOKEN = FIELDS[1:7]
 
-FOR_ANY = ("advantage_magnitude", "group_reward_variance", "reward_difficulty", "speed")
+FOR_ANY = ("advantage_magnitude", "group_reward_variance", "reward_difficulty")
 ON_ANY_SCORE = {
     ("selector", "token"): "high_entropy_tokens",
     ("selector", "response"): "topk_fraction",

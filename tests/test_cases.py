@@ -235,7 +235,7 @@ def test_R065_deciding_twice_on_a_batch_decides_the_same():
 def test_R068_half_precision_scores_give_float32_weights(dtype):
     scores = torch.tensor([0, 0.5, 0.5, 1], dtype=dtype)
     weights = build("reweighter", "difficulty_band", low_q=0.25, high_q=0.75, focus_weight=2.0).act(scores, {})
-    tokens = build("reweighter", "advantage_reweight", alpha=0.5).act(scores[None], {})
+    tokens = build("reweighter", "advantage_reweight", alpha=0.5, normalize="tokens").act(scores[None], {})
     assert weights.dtype == tokens.dtype == torch.float32
     np.testing.assert_allclose(weights, [2 / 3, 4 / 3, 4 / 3, 2 / 3], atol=1e-6)
     np.testing.assert_allclose(tokens, [[2 / 3, 1, 1, 4 / 3]], atol=1e-6)

@@ -113,7 +113,7 @@ def test_R027_nothing_kept_gives_a_connected_zero(aggregation, drop):
 def test_R029_weights_that_come_from_the_policy_carry_no_gradient():
     log_probs = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     batch = {"old_log_probs": log_probs, "response_mask": torch.ones(1, 2)}
-    rule = build("reweighter", "advantage_reweight", alpha=0.5)
+    rule = build("reweighter", "advantage_reweight", alpha=0.5, normalize="tokens")
     weights = Pipeline(build("scorer", "token_prob"), rule).decide(batch).weights
     # The score function alone: A = 1 and a ratio of 1, whose gradient is the weight over the number of tokens.
     policy_loss(

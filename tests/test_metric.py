@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torchmetrics import MetricCollection
 
 from lightning_dataflex import Scorer, build, components
-from tests.laws import a_batch, together
+from tests.laws import a_batch, built, together
 from tests.ranks import processes, taken
 
 SCORERS = components("scorer")
@@ -45,28 +45,28 @@ def halves() -> tuple[dict, dict]:
 
 @pytest.mark.parametrize("name", SCORERS)
 def test_updates_add_up_to_the_whole(name: str) -> None:
-    scorer = build("scorer", name)
+    scorer = built("scorer", name)
     for half in halves():
         scorer.update(half)
-    assert_scores(scorer.compute(), build("scorer", name).score(a_batch()))
+    assert_scores(scorer.compute(), built("scorer", name).score(a_batch()))
     scorer.reset()
     assert scorer.compute().numel() == 0
     scorer.update(halves()[0])
-    assert_scores(scorer.compute(), build("scorer", name).score(halves()[0]))
+    assert_scores(scorer.compute(), built("scorer", name).score(halves()[0]))
 
 
 @pytest.mark.parametrize("name", SCORERS)
 def test_forward_gives_the_scores_of_the_batch_and_collects_it(name: str) -> None:
-    scorer = build("scorer", name)
+    scorer = built("scorer", name)
     for half in halves():
-        assert_scores(scorer(half), build("scorer", name).score(half))
-    assert_scores(scorer.compute(), build("scorer", name).score(a_batch()))
+        assert_scores(scorer(half), built("scorer", name).score(half))
+    assert_scores(scorer.compute(), built("scorer", name).score(a_batch()))
 
 
 @pytest.mark.parametrize("name", SCORERS)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: m.clone(), lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies_go_their_own_way(name: str, copied: Any) -> None:
-    scorer = build("scorer", name)
+    scorer = built("scorer", name)
     scorer.update(halves()[0])
     twin = copied(scorer)
     twin.update(halves()[1])
@@ -88,11 +88,11 @@ def test_in_a_collection_scorers_share_what_they_collect() -> None:
 
 @pytest.mark.parametrize("name", SCORERS)
 def test_a_move_takes_what_was_collected_along(name: str) -> None:
-    scorer = build("scorer", name)
+    scorer = built("scorer", name)
     scorer.update(halves()[0])
     before = scorer.compute()
     assert scorer.to("meta").rows[0].is_meta
-    scorer = build("scorer", name)
+    scorer = built("scorer", name)
     scorer.update(halves()[0])
     assert_scores(scorer.half().double().set_dtype(torch.bfloat16).compute(), before)
 
@@ -131,7 +131,7 @@ def scored_over_ranks(parts: list[dict]) -> dict[str, list[torch.Tensor]]:
     """Each scorer's value, twice, of batches of which this rank has seen some or none."""
     values = {}
     for name in SCORERS:
-        scorer = build("scorer", name)
+        scorer = built("scorer", name)
         for part in parts:
             scorer.update(part)
         values[name] = [scorer.compute(), scorer.compute()]
@@ -146,7 +146,7 @@ def test_compute_is_over_all_ranks_also_those_that_have_seen_nothing(rows_of: li
     order = together(*(batches[i] for rows in rows_of for i in rows))
     for values in ranks:
         for name, (value, again) in values.items():
-            want = build("scorer", name).score(order)
+            want = built("scorer", name).score(order)
             assert_scores(value, want)
             assert_scores(again, want)
 

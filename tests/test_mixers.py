@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_dataflex import Mixer, Mixture, build, components
 from lightning_dataflex.core.domains import DomainStats, DomainSums
+from tests import laws
 
 NAN = float("nan")
 DOMAINS = ["a", "b", "c"]
@@ -96,14 +97,15 @@ def test_each_has_its_papers_signal_by_default_and_refuses_others(name):
     mixture = Mixture.from_config(block)
     assert not cls.signals or mixture.scorer.signal in cls.signals
     for scorer, scorer_cls in components("scorer").items():
+        spec = {"name": scorer, "params": laws.PARAMS.get(scorer, {})}
         if scorer_cls.timing == "pre_rollout":
             with pytest.raises(ValueError, match=f"{scorer} scores prompts before their rollout, but mech"):
-                Mixture.from_config(block | {"scorer": scorer})
+                Mixture.from_config(block | {"scorer": spec})
         elif cls.signals and scorer_cls.signal and scorer_cls.signal not in cls.signals:
             with pytest.raises(ValueError, match=f"{name} follows the .* of a domain, but {scorer} measures"):
-                Mixture.from_config(block | {"scorer": scorer})
+                Mixture.from_config(block | {"scorer": spec})
         else:
-            Mixture.from_config(block | {"scorer": scorer})
+            Mixture.from_config(block | {"scorer": spec})
 
 
 SOLVED_LEARNING_IMPOSSIBLE = {

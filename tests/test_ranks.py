@@ -18,11 +18,11 @@ from lightning_dataflex import Decision, Mixture, Pipeline, Scorer, Selector, bu
 from lightning_dataflex.functional.loss import loss_denominator
 from lightning_dataflex.functional.selection import top_fraction
 from lightning_dataflex.sync import exchanged
-from tests.laws import PARAMS, pairs
+from tests.laws import FOR_ANY, PARAMS, PER_TOKEN, pairs, scorer_of
 from tests.ranks import processes, spread, taken
 
 NAN = float("nan")
-WIDE = ("advantages", "old_log_probs", "response_mask")
+WIDE = (*PER_TOKEN, "response_mask")
 NUM_SAMPLES = 14
 
 
@@ -99,6 +99,11 @@ class FromToken(type(build("scorer", "advantage_magnitude"))):
         return sizes / sizes.sum()
 
 
+ADVANTAGES = [
+    {"scorer": "advantage", "selector": "topk_fraction"},
+    {"scorer": {"name": "advantage_magnitude", "params": {"agg": "max"}}, "selector": "topk_fraction"},
+]
+
 OWN: dict[str, tuple[Any, Any, str]] = {
     "plain": (PlainRate, PlainTop, "select"),
     "plain actuator": ("advantage_magnitude", PlainAdvantage, "select"),
@@ -106,6 +111,14 @@ OWN: dict[str, tuple[Any, Any, str]] = {
     "wide fields": (PlainIds, ("topk_fraction", {}), "select"),
     "tokens of all ranks": ("token_prob", TopTokens, "select"),
     "subclass": (FromRate, ("softmax", {}), "reweight"),
+    "reward_difficulty-threshold_band": ("reward_difficulty", ("threshold_band", {}), "select"),
+    "scaled by advantages": ("token_entropy", ("gtpo", {"normalize": "abs_advantage"}), "reweight"),
+    "row-wise, scaled by advantages": (
+        "token_prob",
+        ("advantage_reweight", {"normalize": "abs_advantage"}),
+        "reweight",
+    ),
+    "two meanings of one name": ("advantage_magnitude", ("all_of", {"selectors": ADVANTAGES}), "select"),
     "no longer row-wise": (FromToken, ("per_advantage", {}), "reweight"),
 }
 BUILT_IN: dict[str, tuple[Any, Any, str]] = {
@@ -121,7 +134,7 @@ MIXER_PARAMS = {"adarft": {"difficulty": {"logic": 1.0, "math": 2.0}}}
 
 def pipeline(name: str, **config: Any) -> Pipeline:
     scorer, actuator, mechanism = COMPONENTS[name]
-    parts = {"scorer": scorer if isinstance(scorer, str) else scorer()}
+    parts = {"scorer": scorer_of(scorer) if isinstance(scorer, str) else scorer()}
     parts["actuator"] = actuator() if isinstance(actuator, type) else {"name": actuator[0], "params": actuator[1]}
     return Pipeline.from_config({"mechanism": mechanism, **parts, **config})
 
@@ -146,6 +159,11 @@ def whole(seed: int = 0) -> dict[str, Any]:
         "domain": ["math" if i % 3 else "logic" for i in groups],
         "advantages": table(draw.normal(size=mask.shape), torch.float32),
         "old_log_probs": table(np.log(draw.uniform(0.05, 1, mask.shape)), torch.float64),
+        **{name: table(np.log(draw.uniform(0.05, 1, mask.shape)), torch.float32) for name in PER_TOKEN[3:]},
+        "entropies": table(draw.uniform(0, 3, mask.shape), torch.bfloat16),
+        "difficulty": draw.integers(0, 3, NUM_SAMPLES).tolist(),
+        "limr_score": draw.uniform(size=NUM_SAMPLES),
+        "rollout_step": torch.tensor(-draw.integers(0, 5, NUM_SAMPLES)),
         "input_ids": torch.tensor(draw.integers(0, 9, (NUM_SAMPLES, 9))),
         "images": torch.tensor(draw.normal(size=(NUM_SAMPLES, 2, 3))),
     }
@@ -160,7 +178,7 @@ def decided(batch: dict[str, Any], scope: str = "global") -> dict[str, Any]:
     decisions = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in COMPONENTS:
+        for name in [name for name in COMPONENTS if not (scope == "rank" and name.startswith("ema"))]:
             decisions[name] = told(pipeline(name, scope=scope).decide(batch))
         for name in ("reward_difficulty-threshold_band", "group_solve_rate-threshold_band"):
             above = pipeline(name, scope=scope)
@@ -237,7 +255,7 @@ def test_with_scope_rank_each_rank_decides_alone_and_the_log_counts_all() -> Non
     rows_of = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 13]]
     parts = spread(whole(5), rows_of, WIDE)
     ranks, alone = processes(2).run(decided_by_rank, parts), [decided(part) for part in parts]
-    for name in COMPONENTS:
+    for name in [name for name in ranks[0] if name in COMPONENTS]:
         for got, want in zip(ranks, alone):
             assert torch.equal(got[name]["keep"], want[name]["keep"]), name
             torch.testing.assert_close(got[name]["weights"], want[name]["weights"], atol=1e-6, rtol=1e-6)
@@ -253,6 +271,7 @@ MIXERS = {
     for mixer, mixer_class in components("mixer").items()
     for scorer, scorer_class in components("scorer").items()
     if scorer_class.timing != "pre_rollout"
+    if scorer in FOR_ANY or scorer_class.signal in mixer_class.signals
     if not mixer_class.signals or scorer_class.signal in mixer_class.signals
 }
 
@@ -332,7 +351,9 @@ def many(num_samples: int) -> dict[str, Any]:
         "uid": texts,
         "domain": texts,
         "advantages": table,
-        "old_log_probs": -table,
+        **dict.fromkeys(PER_TOKEN[1:], -table),
+        "entropies": table,
+        **dict.fromkeys(("difficulty", "limr_score", "rollout_step"), torch.rand(num_samples)),
         "input_ids": torch.ones(num_samples, 60),
         "images": torch.ones(num_samples, 2, 2),
     }
@@ -344,7 +365,8 @@ def test_two_collectives_whatever_the_component_and_at_most_32_bytes_a_sample() 
         (kinds, sizes), (other_kinds, other_sizes) = (list(zip(*rank[name])) for rank in ranks)
         assert kinds == other_kinds == (ALL_GATHER, ALL_GATHER), name
         assert sizes == other_sizes, name
-        if name in BUILT_IN:
+        whole_tables = pipeline(name).scorer.granularity == "token" or name == "advantage_magnitude-any_of"
+        if name in BUILT_IN and (pipeline(name).row_wise or not whole_tables):
             header = 400
             assert sum(sizes) <= 32 * 1000 + header, (name, sizes)
 

@@ -96,13 +96,13 @@ def test_topk_advantage__first():
     assert pipeline.decide(batch).keep.nonzero().flatten().tolist() == [0, 2, 4]
 
 
-# The authors' code does not renormalise; the default here scales to a mean of 1, as the ancestor does.
+# As the authors' code, which does not renormalise; scaled to a mean of 1 on demand, as the ancestor does.
 @pytest.mark.parametrize(("alpha", "expected"), [(0.3, [0.73, 0.97, 1.0]), (0.0, [1.0, 1.0, 1.0])])
 def test_advantage_reweighting__code(alpha, expected):
     log_probs = torch.tensor([[-2.3025850929940455, -0.10536051565782628, 0.0]])
     batch = {"old_log_probs": log_probs, "response_mask": torch.ones(1, 3)}
-    plain = build("reweighter", "advantage_reweight", alpha=alpha, normalize="none")
-    scaled = build("reweighter", "advantage_reweight", alpha=alpha)
+    plain = build("reweighter", "advantage_reweight", alpha=alpha)
+    scaled = build("reweighter", "advantage_reweight", alpha=alpha, normalize="tokens")
     weights = [Pipeline(build("scorer", "token_prob"), rule).decide(batch).weights for rule in (plain, scaled)]
     np.testing.assert_allclose(weights[0], [expected], atol=1e-6)
     np.testing.assert_allclose(weights[1], [np.array(expected) / np.mean(expected)], atol=1e-6)

@@ -22,13 +22,15 @@ def token_mean(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
     return torch.where(response_mask.bool(), values, 0.0).sum(-1) / length
 
 
-def token_sum(values: Tensor, response_mask: Tensor) -> Tensor:
+def token_sum(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
     """Sum over each sample's valid tokens, (N,); NaN for an empty sample.
 
     Example:
         >>> token_sum(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[1, 1, 0]]))
         tensor([4.])
     """
+    if response_mask is None:
+        return as_float(values).sum(-1)
     valid = response_mask.bool()
     return torch.where(valid.any(-1), torch.where(valid, as_float(values), 0.0).sum(-1), torch.nan)
 

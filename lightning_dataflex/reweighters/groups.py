@@ -95,6 +95,9 @@ class GRPOLead(Reweighter):
             scores, advantages, low=self.low, high=self.high, centre=self.centre, slope=self.slope
         )
 
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"advantages": token_mean(batch.tensor("advantages"), batch.response_mask)}
+
 
 @register_reweighter("odsw")
 class ODSW(Reweighter):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_dataflex.core.registry import register_scorer
+from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional import policy, scoring
 from lightning_dataflex.functional.loss import KLEstimator
@@ -26,8 +27,9 @@ class _OfTokens(Scorer):
         self.level = level
         self.granularity = "token" if level == "token" else "response"
 
-    def _reduced(self, values: Tensor, mask: Tensor) -> Tensor:
-        if self.level == "token":
+    def _reduced(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        # What came from other ranks is one number of a response already.
+        if self.level == "token" or values.dim() == 1:
             return values
         return (token_mean if self.level == "mean" else token_sum)(values, mask)
 
@@ -78,6 +80,9 @@ class SequenceLogprob(_OfTokens):
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return self._reduced(batch.tensor("old_log_probs"), batch.response_mask)
 
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"old_log_probs": self._reduced(batch.tensor("old_log_probs"), batch.response_mask)}
+
 
 @register_scorer("token_entropy")
 class TokenEntropy(Scorer):
@@ -125,6 +130,9 @@ class SequenceEntropy(_OfTokens):
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return self._reduced(batch.tensor("entropies"), batch.response_mask)
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        return {"entropies": self._reduced(batch.tensor("entropies"), batch.response_mask)}
 
 
 @register_scorer("ref_kl")

@@ -108,10 +108,21 @@ def test_a_bad_key_or_value_is_refused(change, message):
         DataFlexConfig.of(BLOCK | change)
 
 
-@pytest.mark.parametrize("key", ["mechanism", "scorer", "actuator"])
+@pytest.mark.parametrize("key", ["mechanism", "actuator"])
 def test_a_block_without_a_part_is_refused(key):
     with pytest.raises(ValueError, match=f"lacks '{key}'. Give mechanism, scorer and actuator"):
         DataFlexConfig.of({k: v for k, v in BLOCK.items() if k != key}).components()
+
+
+def test_the_scorer_of_the_actuators_paper_may_be_left_out():
+    scorer, _ = DataFlexConfig.of({"mechanism": "select", "actuator": "threshold_band"}).components()
+    assert type(scorer) is GroupSolveRate
+    scorer, _ = DataFlexConfig.of({"mechanism": "select", "actuator": "limr"}).components()
+    assert scorer.requires[0] == "limr_score"
+    with pytest.raises(ValueError, match="lacks 'scorer', and softmax acts on any score"):
+        DataFlexConfig.of({"mechanism": "reweight", "actuator": "softmax"}).components()
+    with pytest.raises(ValueError, match="lacks 'actuator'"):
+        DataFlexConfig.of({"mechanism": "mix"})
 
 
 @pytest.mark.parametrize("block", [None, "select", ["select"]])
