@@ -1,4 +1,4 @@
-"""Weights of published rules against their vectors: `paper`, `code`, `known`, `first` say where each is from."""
+"""Weights and ratios of published rules, beside their vectors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ import pytest
 import torch
 
 from lightning_dataflex.functional import policy, shaping
-
-LOG_RATIO = torch.tensor([[0.0, 1.0986122886681098, -1.0], [-0.6931471805599453, 0.4054651081081644, 0.0]]).double()
-MASK = torch.tensor([[1, 1, 1], [1, 1, 0]])
-
-
-@pytest.mark.parametrize(("mode", "expected"), [("bon", [0, 1, 0, 0, 0]), ("bw", [0, 0.5, 0.5, 0, 0])])
-def test_pf_ppo__paper(mode, expected):
-    rewards = torch.tensor([0.2, 0.9, -0.5, 0.4, 0.1])
-    assert shaping.best_of(rewards, torch.zeros(5).long(), mode).tolist() == expected
 
 
 def test_pf_ppo_is_of_each_prompt_and_sums_to_one():
@@ -33,58 +24,8 @@ def test_pf_ppo_is_of_each_prompt_and_sums_to_one():
     assert shaping.best_of(torch.tensor([torch.nan, 1.0]), torch.zeros(2).long()).tolist() == [0, 1]
 
 
-def test_awr_normed__code():
-    weights = shaping.exp_advantage(torch.tensor([-1.0, 0, 1, 4]).double())
-    expected = [0.3433382200424427, 0.5859506976209199, 1.0, 4.970691076759307]
-    assert weights.tolist() == pytest.approx(expected, abs=1e-9)
+def test_awr_is_clipped():
     assert shaping.exp_advantage(torch.tensor([0.0] * 99 + [1.0]), temperature=0.1).max() == 20
-
-
-def test_rwr__known():
-    expected = [0.19013681499911286, 1.4049315925004435, 1.4049315925004435]
-    assert shaping.exp_reward(torch.tensor([0.0, 1, 1]).double(), 0.5).tolist() == pytest.approx(expected, abs=1e-12)
-
-
-def test_grpo_lead__code():
-    rate = torch.tensor([0, 0.25, 0.5, 0.75, 1]).double()
-    expected = [1.499391943499384, 1.492637863983287, 1.4165560019766321, 0.9500000000000001, 0.4834439980233679]
-    ones = torch.ones(5).double()
-    assert shaping.difficulty_logistic(rate, ones).tolist() == pytest.approx(expected, abs=1e-12)
-    hard = torch.full((2,), 0.125).double()
-    weights = shaping.difficulty_logistic(hard, torch.tensor([2.4748737341, -0.3535533905]).double())
-    assert weights.tolist() == pytest.approx([1.4978805918703397, 0.6449701527078398], abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("stage", "expected"),
-    [("easy", [0.0, 0.7071067811865475, 1, 1, 1]), ("hard", [0.25, 1, 1, 0.7071067811865476, 1.2246467991473532e-16])],
-)
-def test_odsw__code(stage, expected):
-    rate = torch.tensor([0, 0.25, 0.5, 0.75, 1]).double()
-    assert shaping.stage_weight(rate, stage).tolist() == pytest.approx(expected, abs=1e-12)
-
-
-def test_focal__first():
-    rate = torch.tensor([0, 0.25, 0.5, 0.75, 1]).double()
-    assert shaping.focal(rate, 2).tolist() == [1, 0.5625, 0.25, 0.0625, 0]
-
-
-def test_tis_token__code():
-    weights = shaping.truncated(policy.importance_ratio(LOG_RATIO, MASK), 2.0)
-    np.testing.assert_allclose(weights, [[1.0, 2.0, 0.36787944117144233], [0.5, 1.5, 0.0]], atol=1e-12)
-
-
-def test_tis_geometric_and_gspo_ratio__first_and_code():
-    ratio = policy.importance_ratio(LOG_RATIO, MASK, "geometric")
-    np.testing.assert_allclose(ratio, [1.0334169747868518, 0.8660254037844387], atol=1e-12)
-    assert shaping.truncated(ratio).tolist() == ratio.tolist()
-    empty = policy.importance_ratio(torch.full((1, 3), torch.nan), torch.zeros(1, 3), "geometric")
-    assert empty.tolist() == [1]
-
-
-def test_mis_sequence__code():
-    ratio = policy.importance_ratio(LOG_RATIO, MASK, "sequence")
-    np.testing.assert_allclose(shaping.masked_ratio(ratio, 0.8, 2.0), [1.103638323514327, 0.0], atol=1e-12)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
@@ -105,3 +46,27 @@ def test_kl_of_the_same_policy_is_zero_and_estimates_agree_on_average():
         kl = policy.kl_to(p.log()[drawn][None], q.log()[drawn][None], ones, estimator)
         assert float(kl.mean()) == pytest.approx(exact, rel=tolerance)
         assert not policy.kl_to(p.log()[drawn][None], p.log()[drawn][None], ones, estimator).any()
+
+
+def test_an_empty_response_has_a_ratio_of_one():
+    assert policy.importance_ratio(torch.full((1, 3), torch.nan), torch.zeros(1, 3), "geometric").tolist() == [1]
+
+
+def test_what_is_impossible_to_both_policies_is_as_likely():
+    never = torch.full((1, 2), -torch.inf)
+    assert policy.importance_ratio(policy.log_ratio(never, never), torch.ones(1, 2)).tolist() == [[1, 1]]
+
+
+def test_entropy_shares_against_loops():
+    rng = np.random.default_rng(0)
+    n, length = 12, 4
+    entropies, mask = rng.uniform(0, 2, (n, length)), rng.uniform(size=(n, length)) < 0.7
+    group, solved = rng.integers(0, 3, n), rng.uniform(size=n) < 0.5
+    expected = np.zeros((n, length))
+    for i, t in zip(*np.nonzero(mask)):
+        same = [j for j in range(n) if group[j] == group[i] and solved[j] == solved[i] and mask[j, t]]
+        size = {j: entropies[j, t] if solved[i] else 1 / entropies[j, t] for j in same}
+        expected[i, t] = 1 + 0.3 * size[i] / sum(size.values()) * len(same)
+    dirty = torch.tensor(np.where(mask, entropies, np.nan))
+    got = shaping.entropy_share(dirty, torch.tensor(mask), torch.tensor(group), torch.tensor(solved), 0.3)
+    np.testing.assert_allclose(got, expected, atol=1e-6)

@@ -1,6 +1,7 @@
-"""Domain proportions from losses of every domain, which a callback does not have: functions for those who do.
+"""Published rules for domain proportions that no mixer here uses, for those who build their own.
 
-Aioli needs probe phases in which single domains are trained on, ADO a power law fitted to each domain's loss.
+Aioli needs probe phases in which single domains are trained on, ADO a power law fitted to each domain's loss; the
+others are variants of rules that are there.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def ado(
     smoothing: float = 0.9,
     least_exponent: float = 0.05,
 ) -> tuple[Tensor, Tensor]:
-    """The proportions of the step, and those before they are averaged with the ones so far, (K,) float64 each.
+    """The proportions of the step, and the instant ones that are in them, (K,) float64 each.
 
     In proportion to prior * sqrt(history) * slope, where the slope of a power law is exponent (L - L_irreducible) / n.
 
@@ -52,7 +53,7 @@ def ado(
         loss: (K,) now.
         irreducible: (K,) what the power law falls to.
         count: (K,) samples seen.
-        average: (K,) average of the proportions so far.
+        average: (K,) average of the instant proportions so far.
         smoothing: Its share in what is used.
 
     Example:
@@ -85,3 +86,33 @@ def harmonic_deficit(rewards: list[dict[str, list[float]]], temperature: float) 
         means.append(sum(decayed) / len(decayed))
     deficit = (1 - torch.tensor(means, dtype=torch.float64)).clamp(min=0)
     return dict(zip(domains, torch.softmax(deficit / temperature, 0).tolist()))
+
+
+def tscl_online(slopes: Tensor, change: Tensor, rate: float) -> Tensor:
+    """Q + rate (change - Q), (K,): the slope of each domain as an average of its changes; a domain without data has 0.
+
+    Source: TSCL, Matiisen et al. 2017, arXiv:1707.00183, the online algorithm; `mixing.slope` is that of the window.
+
+    Args:
+        slopes: (K,) Q so far.
+        change: (K,) reward minus that before; NaN for a domain that was not sampled.
+
+    Example:
+        >>> tscl_online(torch.tensor([0.0, 0.2]), torch.tensor([0.3, torch.nan]), 0.1)
+        tensor([0.0300, 0.1800], dtype=torch.float64)
+    """
+    return slopes.double() + rate * (change.double().nan_to_num(nan=0.0) - slopes.double())
+
+
+def epsilon_greedy(values: Tensor, epsilon: float) -> Tensor:
+    """1 - epsilon for the domain with the largest value, and epsilon shared by all, (K,) float64; of equals the first.
+
+    Source: TSCL, Matiisen et al. 2017, arXiv:1707.00183.
+
+    Example:
+        >>> epsilon_greedy(torch.tensor([0.001, 0.002]), 0.1)
+        tensor([0.0500, 0.9500], dtype=torch.float64)
+    """
+    shares = torch.full_like(values, epsilon / len(values), dtype=torch.float64)
+    shares[int(torch.argmax(values))] += 1 - epsilon
+    return shares
