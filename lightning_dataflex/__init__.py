@@ -15,6 +15,7 @@ from lightning_dataflex.core.registry import (
     register_scorer,
     register_selector,
 )
+from lightning_dataflex.core.replay import ReplayPool
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.data import mixture_dataloader
@@ -34,6 +35,7 @@ from lightning_dataflex.mixers import (
 )
 from lightning_dataflex.mount import DataFlexPoint
 from lightning_dataflex.prompt_scorers import GRESO, SPEED, MoPPS, PassRateBand
+from lightning_dataflex.replay import RLEP
 from lightning_dataflex.reweighters import (
     AWR,
     GRPOS,
@@ -164,7 +166,9 @@ __all__ = [
     "Pipeline",
     "Product",
     "PromptScorer",
+    "RLEP",
     "RWR",
+    "ReplayPool",
     "Rank",
     "RefKL",
     "ResponseLength",

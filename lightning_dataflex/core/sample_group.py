@@ -127,7 +127,7 @@ def _renamed(groups: Sequence[SampleGroup], name: str) -> list[SampleGroup]:
         if uid in seen:
             uid = _free_name(uid, taken_names)
             taken_names.add(uid)
-            group = replace(group, columns=group.columns | {name: _filled(group.columns[name], uid)})
+            group = replace(group, columns=group.columns | {name: filled(group.columns[name], uid)})
         seen.add(uid)
         result.append(group)
     return result
@@ -141,7 +141,8 @@ def _free_name(uid: Any, others: set[Any]) -> Any:
     return next(each for each in candidates if each not in others)
 
 
-def _filled(column: Any, value: Any) -> Any:
+def filled(column: Any, value: Any) -> Any:
+    """A column like this one, with one value in each row."""
     if isinstance(column, Tensor):
         return torch.full_like(column, value)
     filled = [value] * len(column)

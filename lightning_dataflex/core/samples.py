@@ -141,8 +141,12 @@ def joined(parts: Sequence[tuple[Columns, int]], layout: Layout, names: Mapping[
     return _joined(aligned)
 
 
-def trimmed(batch: RolloutBatch, layout: Layout) -> Any:
+def trimmed(batch: RolloutBatch, layout: Layout, *, strict: bool = True) -> Any:
     """The batch without the last response tokens that are valid in no sample; at least one stays.
+
+    Args:
+        layout: What its fields are.
+        strict: Raise a ValueError for a field as wide as the responses of which nobody has said what it is.
 
     Example:
         >>> batch = {"input_ids": torch.tensor([[5, 6, 7, 0]]), "response_mask": torch.tensor([[1, 1, 0]])}
@@ -160,7 +164,7 @@ def trimmed(batch: RolloutBatch, layout: Layout) -> Any:
         wide = isinstance(value, (Tensor, np.ndarray)) and value.ndim > 1
         if wide and name in tokens:
             columns[name] = value[:, : value.shape[1] - cut]
-        elif wide and value.shape[1] == width:
+        elif strict and wide and value.shape[1] == width:
             raise ValueError(
                 f"{name} has {width} columns, as the response mask has. If they are response tokens, name it in "
                 "token_fields, so that trim can cut it; if not, turn trim off."

@@ -1,0 +1,213 @@
+"""ReplayPool: solved responses by prompt, and how they enter the groups of a batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_dataflex.core.ids import prompt_ids
+from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
+from lightning_dataflex.core.sample_group import SampleGroup, filled
+from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken, trimmed
+from lightning_dataflex.functional.advantages import group_advantages
+from lightning_dataflex.functional.visits import uniform
+from lightning_dataflex.sync import Group, exchanged
+
+FORMAT = "lightning_dataflex.ReplayPool"
+
+
+class ReplayPool:
+    """Solved responses of each prompt, each with all fields of its rollout batch, its log-probabilities among them.
+
+    Args:
+        max_per_prompt: Responses that are kept of each prompt, the first ones; the same response is kept once.
+
+    Example:
+        >>> pool = ReplayPool(max_per_prompt=1)
+        >>> batch = {"uid": [7, 7], "rm_scores": torch.tensor([0.0, 1.0]), "response_mask": torch.ones(2, 1)}
+        >>> pool.add(solved(RolloutBatch(batch), Layout(), threshold=0.5))
+        1
+        >>> len(pool), [sample.columns["rm_scores"] for sample in pool.drawn(7, 2)]
+        (1, [tensor([1.])])
+    """
+
+    def __init__(self, max_per_prompt: int = 8) -> None:
+        if max_per_prompt < 1:
+            raise ValueError(f"max_per_prompt is {max_per_prompt}. Keep at least 1.")
+        self.max_per_prompt = max_per_prompt
+        self._samples: dict[int, list[SampleGroup]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._samples.values()))
+
+    def has_room(self, prompt: int) -> bool:
+        """Whether another response of this prompt would be kept."""
+        return len(self._samples.get(prompt, ())) < self.max_per_prompt
+
+    def add(self, samples: Sequence[tuple[int, SampleGroup]]) -> int:
+        """Keep responses, each with the id of its prompt; how many were new and had room."""
+        before = len(self)
+        for prompt, sample in samples:
+            there = self._samples.setdefault(prompt, [])
+            if self.has_room(prompt) and not any(_same(sample, each) for each in there):
+                there.append(sample.on_cpu())
+        return len(self) - before
+
+    def drawn(self, prompt: int, num: int, *key: int) -> list[SampleGroup]:
+        """At most so many responses to a prompt, without replacement; which follows from the key."""
+        there = self._samples.get(prompt, [])
+        order = torch.argsort(uniform(torch.arange(len(there)), *key, prompt), stable=True)
+        return [there[place] for place in order[:num].tolist()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, as tensors, lists, numbers and texts."""
+        samples = {prompt: [each.state_dict() for each in there] for prompt, there in self._samples.items()}
+        return {"format": FORMAT, "samples": samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._samples = {
+            prompt: [SampleGroup.of_state(each) for each in there] for prompt, there in state["samples"].items()
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, which is there whole or not at all."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f"{target.name}.part")
+        torch.save(self.state_dict(), beside)
+        os.replace(beside, target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], max_per_prompt: int = 8) -> ReplayPool:
+        """That of a file.
+
+        Raises:
+            ValueError: There is no file, or it is none that `save` wrote.
+        """
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise ValueError(f"There is no file {str(path)!r}. Collect a pool first.") from None
+        except Exception as error:
+            raise ValueError(f"{str(path)!r} cannot be read as a pool of responses: {error}") from error
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise ValueError(f"{str(path)!r} is no pool of responses. Give a file that ReplayPool.save wrote.")
+        pool = cls(max_per_prompt)
+        pool.load_state_dict(state)
+        return pool
+
+
+def solved(
+    batch: RolloutBatch, layout: Layout, threshold: float, step: int = 0, wanted: Callable[[int], bool] | None = None
+) -> list[tuple[int, SampleGroup]]:
+    """The responses whose reward is above the threshold, each with the id of its prompt.
+
+    Args:
+        batch: A rollout batch, with `rm_scores` and the `prompt_id` or `uid` of each sample.
+        layout: What its fields are.
+        threshold: Of the reward.
+        step: In which it was generated.
+        wanted: Of which prompts; default all.
+    """
+    ids = prompt_ids(by_prompt(batch)).tolist()
+    found = []
+    for row in (batch.outcomes > threshold).nonzero().flatten().tolist():
+        if wanted is None or wanted(ids[row]):
+            one = RolloutBatch(taken(batch, torch.tensor([row]), layout), batch.fields)
+            one = RolloutBatch(trimmed(one, layout, strict=False), batch.fields)
+            found.append((ids[row], SampleGroup(per_sample(one, layout), one.token_mask.shape[1], step)))
+    return found
+
+
+def with_replayed(
+    batch: RolloutBatch, pool: ReplayPool, num: int, layout: Layout, estimator: str | None, group: Group, *key: int
+) -> tuple[Any, int]:
+    """The batch with at most `num` responses of the pool in each group, and how many came in on all ranks.
+
+    A collective. They stand behind the samples of their group, and all advantages are those of the groups with them.
+
+    Source: RLEP, Zhang et al. 2025, arXiv:2507.07451.
+
+    Args:
+        batch: This rank's rollouts.
+        pool: The same on every rank.
+        num: M in the paper, beside G fresh responses.
+        layout: What the fields of the batch are.
+        estimator: How a group's advantages are computed.
+        group: The ranks that hold different samples.
+        key: What the draw follows from: a seed, and the step.
+    """
+    everyone, mine = exchanged(lambda: ({"uid": batch.group_ids}, len(batch)), group)
+    chosen = _chosen(batch, everyone["uid"], mine, pool, num, key)
+    whole = batch if not chosen else _put_in(batch, chosen, layout)
+
+    def rewards() -> tuple[dict[str, Tensor], int]:
+        return {"rm_scores": whole.outcomes, "uid": whole.group_ids}, len(whole)
+
+    all_rows, rows = exchanged(rewards, group)
+    num_added = len(all_rows["uid"]) - len(everyone["uid"])
+    if not num_added:
+        return batch.source, 0
+    advantages = group_advantages(all_rows["rm_scores"], all_rows["uid"], estimator)[rows]
+    there = torch.as_tensor(whole["advantages"])
+    spread_out = advantages if there.dim() == 1 else advantages[:, None] * whole.token_mask
+    return whole.replaced({"advantages": spread_out.to(there)}), num_added
+
+
+def _chosen(
+    batch: RolloutBatch, uid: Tensor, mine: slice, pool: ReplayPool, num: int, key: Sequence[int]
+) -> dict[int, list[SampleGroup]]:
+    """What comes behind each of this rank's rows: responses for the groups whose first sample of all ranks it has."""
+    prompts, own = prompt_ids(by_prompt(batch)).tolist(), batch.group_ids.tolist()
+    before = set(uid[: mine.start].tolist())
+    last = {name: row for row, name in enumerate(own)}
+    first = {name: row for row, name in reversed(list(enumerate(own)))}
+    drawn = {last[name]: pool.drawn(prompts[row], num, *key) for name, row in first.items() if name not in before}
+    return {row: samples for row, samples in drawn.items() if samples}
+
+
+def _put_in(batch: RolloutBatch, chosen: Mapping[int, Sequence[SampleGroup]], layout: Layout) -> RolloutBatch:
+    columns, name = per_sample(batch, layout), batch.fields.get("uid", "uid")
+    parts, order = [(columns, batch.token_mask.shape[1])], list(range(len(batch)))
+    for row, samples in chosen.items():
+        uid = columns[name][row]
+        for sample in samples:
+            lacking = set(columns) ^ set(sample.columns)
+            if lacking:
+                raise ValueError(
+                    f"{', '.join(sorted(map(str, lacking)))} is not a field of both the pool's responses and the "
+                    "rollout batch. Collect the pool with the module that it is replayed to."
+                )
+            renamed = replace(sample, columns=sample.columns | {name: filled(sample.columns[name], uid)})
+            parts.append((_like(renamed.columns, columns), sample.width))
+            order.insert(order.index(row) + 1, len(order))
+    whole = RolloutBatch(rebuilt(batch.source, joined(parts, layout, batch.fields)), batch.fields)
+    return RolloutBatch(taken(whole, torch.tensor(order), layout), batch.fields)
+
+
+def _like(columns: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """The same columns on the devices of the others."""
+    return {
+        name: value.to(others[name].device) if isinstance(value, Tensor) and isinstance(others[name], Tensor) else value
+        for name, value in columns.items()
+    }
+
+
+def _same(one: SampleGroup, other: SampleGroup) -> bool:
+    """Whether two responses have the same tokens, as far as their batch says which they have."""
+    tokens = [_tokens(each) for each in (one, other)]
+    return tokens[0] is not None and tokens[0] == tokens[1]
+
+
+def _tokens(sample: SampleGroup) -> list[int] | None:
+    ids, mask = sample.columns.get("input_ids"), sample.columns.get("response_mask")
+    if not isinstance(ids, Tensor) or mask is None:
+        return None
+    return ids[0, ids.shape[1] - sample.width :][torch.as_tensor(mask)[0] != 0].tolist()
