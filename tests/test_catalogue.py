@@ -222,6 +222,128 @@ def test_the_memory_of_a_condition_is_saved():
     assert rule().act(scores.score(batch), batch) != first.act(scores.score(batch), batch)
 
 
+def column(low: float, high: float) -> dict:
+    band = {"name": "threshold_band", "params": {"low": low, "high": high}}
+    return {"scorer": {"name": "metadata", "params": {"column": "x"}}, "selector": band}
+
+
+def test_opposites_of_opposites_and_of_what_some_samples_lack():
+    batch = {"rm_scores": torch.tensor([1.0, 0.0, 1.0, 1.0]), "uid": list("aabb"), "response_mask": torch.ones(4, 1)}
+    batch["x"] = torch.tensor([1.0, NAN, 2.0, 3.0])
+    high = column(1.5, 9.0)
+
+    def opposite(selector) -> dict:
+        return {"name": "not_", "params": {"selector": selector}}
+
+    assert keep(opposite(high), batch, "outcome") == [True, False, False, False]
+    assert keep(opposite({"name": "all_of", "params": {"selectors": [high]}}), batch, "outcome") == [True] + [False] * 3
+    assert keep(opposite(opposite(high)), batch, "outcome") == [False, False, True, True]
+    lost = batch | {"rm_scores": torch.tensor([1.0, NAN, 0.0, 1.0])}
+    best = {"name": "gfpo", "params": {"k": 1, "advantages": "group", "metric": "reward"}}
+    assert keep(opposite(best), lost, "response_length") == [False, False, True, False]
+
+
+def test_conditions_and_parts_compare_all_samples_that_they_can():
+    batch = {"rm_scores": torch.tensor([1.0, 0.0, 1.0, 1.0]), "uid": list("aabb"), "response_mask": torch.ones(4, 1)}
+    batch["x"] = torch.tensor([1.0, NAN, 2.0, 3.0])
+    half = {"scorer": "group_solve_rate", "selector": {"name": "threshold_band", "params": {"low": 0.2, "high": 0.8}}}
+    both = {"name": "all_of", "params": {"selectors": [half]}}
+    # What the block has no score of is not kept, but counts in the rate of the first.
+    assert keep(both, batch, {"name": "metadata", "params": {"column": "x"}}) == [True, False, False, False]
+    parts = ["group_solve_rate", {"name": "metadata", "params": {"column": "x"}}]
+    scores = build("scorer", "weighted_sum", scorers=parts, weights=[1.0, 0.0]).score(batch)
+    np.testing.assert_array_equal(scores, [0.5, NAN, 1.0, 1.0])
+
+
+def test_parts_may_be_given_by_their_class_path():
+    band = {"class_path": "lightning_dataflex.ThresholdBand", "init_args": {"low": 0.5, "high": 2.0}}
+    own = {"scorer": {"class_path": "lightning_dataflex.Outcome"}, "selector": band}
+    for selectors in ([band], [own]):
+        assert (
+            keep({"name": "all_of", "params": {"selectors": selectors}}, a_batch(), "outcome")
+            == (a_batch()["rm_scores"] > 0.5).tolist()
+        )
+    scorer = {"name": "rank", "params": {"scorer": {"class_path": "lightning_dataflex.Outcome"}}}
+    assert decide("selector", "topk_fraction", a_batch(), scorer).scores.max() == 1
+
+
+def test_a_rule_on_tokens_has_their_shape_also_where_nothing_has_a_score():
+    tokens = {"scorer": "token_prob", "selector": "high_entropy_tokens"}
+    rule = {"name": "all_of", "params": {"selectors": [{"name": "not_", "params": {"selector": tokens}}]}}
+    for rewards in (torch.rand(12), torch.full((12,), NAN)):
+        assert decide("selector", rule, a_batch() | {"rm_scores": rewards}, "outcome").keep.shape == (12, 5)
+    empty = a_batch() | {"response_mask": torch.zeros(12, 5)}
+    assert decide("selector", rule, empty, "outcome").keep.shape == (12, 5)
+
+
+def test_a_field_that_an_actuator_cannot_read_leaves_the_sample_out():
+    batch = {"rm_scores": torch.tensor([1.0, NAN, 0.0, 0.0]), "uid": [1] * 4, "response_mask": torch.ones(4, 1)}
+    batch["entropies"] = torch.tensor([[1.0], [1.0], [2.0], [3.0]])
+    with pytest.warns(UserWarning, match="1 samples have no score"):
+        decision = decide("reweighter", "gtpo", batch)
+    rest = {name: [row for i, row in enumerate(value) if i != 1] for name, value in batch.items()}
+    rest = {name: torch.stack(value) if name != "uid" else value for name, value in rest.items()}
+    assert decision.weights[[0, 2, 3]].tolist() == decide("reweighter", "gtpo", rest).weights.tolist()
+    assert decision.weights[1] == 0
+    assert not decision.keep[1]
+
+
+def test_difficulty_is_that_of_the_rewards_and_not_of_their_order():
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        rewards = np.array([0.1, 0.2, 0.3])[order].tolist() + [0.1, 0.2, 0.3] * 3
+        batch = {"rm_scores": np.array(rewards), "uid": np.repeat(np.arange(4), 3), "response_mask": np.ones((12, 1))}
+        rule = {"name": "gfpo", "params": {"k_by_difficulty": [3, 3, 3, 1], "advantages": "group"}}
+        assert decide("selector", rule, batch).num_kept == 4
+
+
+def test_as_near_is_as_near_whatever_the_rounding():
+    for dtype in (torch.float32, torch.float64):
+        rewards = torch.tensor([1, 1, 1, 0, 0, 1, 1, 0, 0, 0], dtype=dtype)
+        batch = {"rm_scores": rewards, "uid": [1] * 5 + [2] * 5, "response_mask": torch.ones(10, 1)}
+        assert keep("nearest", batch) == [True] * 5 + [False] * 5
+
+
+def test_a_prompt_that_was_drawn_twice_is_drawn_once_by_its_mean():
+    batch = {"rm_scores": torch.tensor([1, 0, 0, 0, 1, 1, 1, 1.0]), "uid": [1, 1, 2, 2, 3, 3, 4, 4]}
+    batch |= {"prompt_id": [7] * 4 + [8] * 4, "response_mask": torch.ones(8, 1)}
+    for order in (list(range(8)), [3, 2, 1, 0, 4, 5, 6, 7]):
+        index = torch.tensor(order)
+        some = {k: v[index] if isinstance(v, torch.Tensor) else [v[i] for i in order] for k, v in batch.items()}
+        assert keep("dots", some) == [True] * 4 + [False] * 4
+
+
+@pytest.mark.parametrize("scorer", ["token_prob", "ref_kl", "importance_ratio", "distill_gap", "token_entropy"])
+def test_one_number_per_response_is_no_table_of_tokens(scorer):
+    batch = a_batch(tokens=12, size=4)
+    field = build("scorer", scorer).requires[0]
+    with pytest.raises(ValueError, match=rf"{field} has shape \(12,\). It must have a number for each response token"):
+        build("scorer", scorer).score(batch | {field: torch.zeros(12)})
+
+
+def test_infinite_advantages_and_rewards_take_everything():
+    batch = {"rm_scores": torch.tensor([torch.inf, 0.0, 1.0]), "response_mask": torch.ones(3, 1)}
+    assert decide("reweighter", "rwr", batch).weights[:, 0].tolist() == [3, 0, 0]
+    weights = decide("reweighter", "awr", {"advantages": batch["rm_scores"], "response_mask": torch.ones(3, 1)}).weights
+    assert weights[0] > 1 > weights[1] == weights[2] > 0
+    average = build("scorer", "ema", scorer="outcome", decay=0.5)
+    batch |= {"uid": [1, 2, 3]}
+    average.score(batch, 0)
+    assert average.score(batch | {"rm_scores": torch.ones(3)}, 1).tolist() == [1.0, 0.5, 1.0]
+
+
+def test_a_column_called_as_our_own_numbers_is_a_column():
+    batch = a_batch() | {"num_tokens": torch.arange(100, 112)}
+    decision = decide("reweighter", "softmax", batch, {"name": "metadata", "params": {"column": "num_tokens"}})
+    assert decision.scores.tolist() == list(range(100, 112))
+    assert float(decision.weights[batch["response_mask"] > 0].mean()) == pytest.approx(1)
+
+
+def test_domains_that_are_numbers_have_the_weights_of_their_texts():
+    batch = {"domain": torch.tensor([0, 1]), "response_mask": torch.ones(2, 1)}
+    rule = {"name": "domain_weight", "params": {"weights": {"0": 3.0}, "normalize": "none"}}
+    assert decide("reweighter", rule, batch).weights[:, 0].tolist() == [3, 1]
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "params", "message"),
     [
@@ -243,7 +365,12 @@ def test_the_memory_of_a_condition_is_saved():
         ("scorer", "group_std", {"correction": 2}, "correction is 2"),
         ("scorer", "metadata", {"column": ""}, "column is ''"),
         ("selector", "all_of", {"selectors": ["threshold_bnd"]}, "no selector 'threshold_bnd'"),
-        ("selector", "all_of", {"selectors": [{"scorer": "outcome"}]}, "Give"),
+        ("selector", "all_of", {"selectors": [{"scorer": "outcome"}]}, r"A condition is .* Give \{scorer, selector\}"),
+        ("selector", "all_of", {"selectors": [{"scorer": "mopps", "selector": "dots"}]}, "mopps scores prompts before"),
+        ("selector", "gfpo", {"k": 2**40}, "fewer than 2"),
+        ("scorer", "ema", {"scorer": "outcome", "max_entries": 0}, "max_entries is 0"),
+        ("scorer", "weighted_sum", {"scorers": ["outcome"], "weights": [1e39]}, "weights is 1e"),
+        ("reweighter", "tis", {"cap": 1e308}, "cap is 1e"),
         (
             "selector",
             "all_of",

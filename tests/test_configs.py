@@ -61,6 +61,9 @@ def test_checks_and_trains_two_steps(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["dataflex"])
     arguments = small(config, checkpoint, tmp_path)
+    # What a run collects goes to the current directory.
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.chdir(tmp_path)
     main(["check", *arguments])
     checked = capsys.readouterr().out
     main(["fit", *arguments])
@@ -74,9 +77,10 @@ def test_checks_and_trains_two_steps(
         "mopps": ["passed", "skipped"],
         "mix": ["prop_copy", "lag"],
         "mix_select": ["mix/prop_copy", "select/kept_frac"],
+        "rlep": ["replayed", "pool_size"],
     }
     names = logs.get(config.stem, ["kept_frac"])
-    assert ("DataFlexPoint" in checked) == bool(names)
+    assert ("DataFlexPoint" in checked) == (bool(names) and config.stem != "rlep")
     for row in steps:
         assert all(row[f"dataflex/{name}"] for name in names)
         assert bool(names) == any(name.startswith("dataflex/") for name in row)
@@ -85,4 +89,4 @@ def test_checks_and_trains_two_steps(
 def test_there_are_configurations() -> None:
     names = {path.stem for path in CONFIGS}
     assert {"baseline", "select", "difficulty", "reweight", "ppo", "llm", "mix", "mix_select"} <= names
-    assert {"refill", "pods", "greso", "mopps"} <= names
+    assert {"refill", "pods", "greso", "mopps", "rlep"} <= names

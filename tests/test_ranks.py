@@ -99,6 +99,10 @@ class FromToken(type(build("scorer", "advantage_magnitude"))):
         return sizes / sizes.sum()
 
 
+def Lengths() -> Scorer:
+    return build("scorer", "metadata", column="num_tokens")
+
+
 ADVANTAGES = [
     {"scorer": "advantage", "selector": "topk_fraction"},
     {"scorer": {"name": "advantage_magnitude", "params": {"agg": "max"}}, "selector": "topk_fraction"},
@@ -119,6 +123,7 @@ OWN: dict[str, tuple[Any, Any, str]] = {
         "reweight",
     ),
     "two meanings of one name": ("advantage_magnitude", ("all_of", {"selectors": ADVANTAGES}), "select"),
+    "a column of our name": (Lengths, ("softmax", {"temperature": 100.0}), "reweight"),
     "no longer row-wise": (FromToken, ("per_advantage", {}), "reweight"),
 }
 BUILT_IN: dict[str, tuple[Any, Any, str]] = {
@@ -162,6 +167,7 @@ def whole(seed: int = 0) -> dict[str, Any]:
         **{name: table(np.log(draw.uniform(0.05, 1, mask.shape)), torch.float32) for name in PER_TOKEN[3:]},
         "entropies": table(draw.uniform(0, 3, mask.shape), torch.bfloat16),
         "difficulty": draw.integers(0, 3, NUM_SAMPLES).tolist(),
+        "num_tokens": torch.tensor(draw.integers(5, 500, NUM_SAMPLES)),
         "limr_score": draw.uniform(size=NUM_SAMPLES),
         "rollout_step": torch.tensor(-draw.integers(0, 5, NUM_SAMPLES)),
         "input_ids": torch.tensor(draw.integers(0, 9, (NUM_SAMPLES, 9))),
@@ -353,7 +359,7 @@ def many(num_samples: int) -> dict[str, Any]:
         "advantages": table,
         **dict.fromkeys(PER_TOKEN[1:], -table),
         "entropies": table,
-        **dict.fromkeys(("difficulty", "limr_score", "rollout_step"), torch.rand(num_samples)),
+        **dict.fromkeys(("difficulty", "limr_score", "rollout_step", "num_tokens"), torch.rand(num_samples)),
         "input_ids": torch.ones(num_samples, 60),
         "images": torch.ones(num_samples, 2, 2),
     }

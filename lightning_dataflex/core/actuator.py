@@ -45,6 +45,11 @@ class Actuator(ABC):
     """Where the rule was published."""
 
     @property
+    def screened(self) -> Sequence[str]:
+        """The fields in which a NaN leaves a sample without an action: not kept, or a weight of 0."""
+        return self.requires
+
+    @property
     def remembers(self) -> bool:
         """Whether what it does follows from earlier batches too: ranks must then see the same ones."""
         return False
@@ -112,7 +117,7 @@ class Selector(Actuator):
 
     def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` keeps as a mask: (N,) bool, or (N, L) for a rule on tokens."""
-        batch, scores, rows = scored_rows(batch, scores)
+        batch, scores, rows = scored_rows(batch, scores, self.screened)
         if not rows.any():
             return torch.zeros_like(scores, dtype=torch.bool)
         tidy = TidyBatch(batch, rows)
@@ -168,7 +173,7 @@ class Reweighter(Actuator):
 
     def unscaled(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` gives, before it is scaled: finite, and 0 for a sample without a score."""
-        batch, scores, rows = scored_rows(batch, scores)
+        batch, scores, rows = scored_rows(batch, scores, self.screened)
         if not rows.any():
             return torch.zeros_like(scores if scores.dtype == torch.float64 else scores.float())
         tidy = TidyBatch(batch, rows)
@@ -194,7 +199,7 @@ class Reweighter(Actuator):
 
 
 def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
-    batch, scores, rows = scored_rows(batch, scores)
+    batch, scores, rows = scored_rows(batch, scores, self.screened)
     weights = self.unscaled(scores, batch, **ctx)
     if self.normalize == "none":
         return weights

@@ -92,7 +92,7 @@ def joint_columns(columns: Sequence[dict[str, Tensor] | None]) -> dict[str, Tens
     """
     found: dict[str, Tensor] = {}
     for each in columns:
-        if each is None or any(name in found and name not in ONE_MEANING for name in each):
+        if each is None or "num_tokens" in each or any(name in found and name not in ONE_MEANING for name in each):
             return None
         found |= each
     return found

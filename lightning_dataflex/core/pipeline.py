@@ -20,7 +20,7 @@ from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
 from lightning_dataflex.core.rows import measure_of
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers, scaled
-from lightning_dataflex.core.tidy import scored
+from lightning_dataflex.core.tidy import scorable, scored
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.weighting import rescaled, unit_scale
 from lightning_dataflex.sync import Group, exchanged
@@ -194,11 +194,17 @@ class Pipeline:
         return numbers, rows
 
     def _numbers(self, batch: RolloutBatch, action: Action) -> RowNumbers:
-        measure = measure_of(batch, action.weights, self._normalize) if self._scales else None
+        # What counts each sample once follows from the other numbers.
+        by_advantage = self._scales and self._normalize == "abs_advantage"
+        measure = measure_of(batch, action.weights, self._normalize) if by_advantage else None
         return row_numbers(batch, action.keep, action.weights, scored(batch, action.scores), measure)
 
     def _action(self, batch: RolloutBatch, step_id: int, progress: float | None) -> Action:
         scores = self.scorer.score(batch, step_id)
+        missing = ~scorable(batch, self.actuator.screened).to(scores.device)
+        if missing.any():
+            # What the actuator cannot read has no score either: it is not kept, and counted.
+            scores = torch.where(missing if scores.dim() == 1 else missing[:, None], torch.nan, scores)
         context = {"step_id": step_id, "progress": progress}
         if isinstance(self.actuator, Selector):
             keep = self.actuator.keep(scores, batch, **context)
@@ -223,7 +229,9 @@ class Pipeline:
         """Weights with a mean of 1 over the scored samples of the global batch, as the reweighter says."""
         if not numbers["scored"].any():
             return action, numbers
-        scale = unit_scale(numbers["weight_mean"], numbers["num_tokens"] * numbers["scored"])
+        tokens = numbers["num_tokens"]
+        counts = tokens.clamp(max=1) if self._normalize == "samples" else tokens
+        scale = unit_scale(numbers["weight_mean"], counts * numbers["scored"])
         if "measure" in numbers:
             other = unit_scale(numbers["measured"], numbers["measure"] * numbers["scored"])
             scale = torch.where(other > 0, other, scale)

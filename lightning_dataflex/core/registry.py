@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from jsonargparse import ArgumentError, ArgumentParser
 
@@ -186,6 +186,11 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 def _typed(parameter: inspect.Parameter, value: Any, title: str) -> Any:
     if parameter.annotation is parameter.empty or isinstance(parameter.annotation, str):
         return value
+    if Any in (parameter.annotation, *get_args(parameter.annotation)):
+        # What is built from it is checked there; jsonargparse would build what has a class_path itself.
+        kind = get_origin(parameter.annotation)
+        if kind is None or isinstance(value, kind):
+            return value
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument(f"--{parameter.name}", type=parameter.annotation)
     try:

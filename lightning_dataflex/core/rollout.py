@@ -226,6 +226,16 @@ class RolloutBatch:
             )
         return value
 
+    def tokens(self, name: str) -> Tensor:
+        """A field of token numbers as a tensor (N, L); (N,) is what other ranks have sent of it, in place of (N, L)."""
+        value = self.tensor(name)
+        if value.dim() == 1 and self.response_mask is not None:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}. It must have a number for each response token, "
+                f"{tuple(self.response_mask.shape)}."
+            )
+        return value
+
     def check_rows(self, name: str, value: Any) -> None:
         """Raise a ValueError unless a field has a row for each sample."""
         rows = len(value) if isinstance(value, Sequence) or np.ndim(value) else None

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.tidy import scored
+from lightning_dataflex.core.tidy import scorable, scored
 
 
-def scored_rows(batch: Any, scores: Any) -> tuple[RolloutBatch, Tensor, Tensor]:
-    """The batch, the scores, and which rows have both a valid token and a score."""
+def scored_rows(batch: Any, scores: Any, names: Iterable[str] = ()) -> tuple[RolloutBatch, Tensor, Tensor]:
+    """The batch, the scores, and which rows have a valid token, a score, and no NaN in these fields."""
     batch = RolloutBatch.of({} if batch is None else batch)
     scores = torch.as_tensor(scores)
     if not batch.keys():
@@ -22,7 +23,7 @@ def scored_rows(batch: Any, scores: Any) -> tuple[RolloutBatch, Tensor, Tensor]:
     if scores.dim() == 2:
         # What stands in padding tokens is no score, NaN included.
         scores = torch.where(tokens_of(batch, scores) > 0, scores, torch.zeros_like(scores))
-    return batch, scores, scored(batch, scores)
+    return batch, scores, scored(batch, scores) & scorable(batch, names).to(scores.device)
 
 
 def checked_index(rule: object, kept: Tensor, num_samples: int) -> Tensor:

@@ -102,6 +102,11 @@ class Scorer(Metric):
         super().add_state(name, default, dist_reduce_fx, persistent)
 
     @property
+    def screened(self) -> Sequence[str]:
+        """The fields in which a NaN leaves a sample without a score."""
+        return self.requires
+
+    @property
     def remembers(self) -> bool:
         """Whether a score follows from earlier batches too: ranks must then see the same ones."""
         return False
@@ -187,7 +192,7 @@ def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:
 
 def scores_on(scorer: Scorer, batch: RolloutBatch, step_id: int, **ctx: Any) -> Tensor:
     """The scores of all rows of a batch, NaN of those that cannot be scored."""
-    rows = scorable(batch, scorer.requires)
+    rows = scorable(batch, scorer.screened)
     tidy = TidyBatch(batch, rows)
     if scorer.needs_groups and "uid" in batch and _all_alone(tidy):
         warn_once(

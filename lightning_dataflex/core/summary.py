@@ -49,7 +49,8 @@ def row_numbers(
     if "rm_scores" in logged:
         logged["rm_scores"] = logged["rm_scores"].float()
     if measure is not None:
-        logged["measured"], logged["measure"] = row_means(weights, measure)
+        measured, total = row_means(weights, measure)
+        logged |= {"measured": measured.float(), "measure": total.float()}
     return logged | {
         "num_tokens": tokens.int(),
         "num_kept": kept.int(),

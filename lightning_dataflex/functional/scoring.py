@@ -178,12 +178,21 @@ def trajectory_alignment(rates: Tensor, baseline: Tensor | None = None) -> Tenso
         tensor([1.0000, 0.0000, 0.9032], dtype=torch.float64)
     """
     exact = rates.double()
-    mean = (exact.nanmean(0) if baseline is None else baseline.double()).clone()
+    if exact.dim() != 2 or (baseline is not None and baseline.shape != exact.shape[1:]):
+        shape = None if baseline is None else tuple(baseline.shape)
+        raise ValueError(
+            f"rates has shape {tuple(rates.shape)} and baseline {shape}. They must be (prompts, epochs) and (epochs,)."
+        )
+    mean = exact.nanmean(0) if baseline is None else baseline.double()
+    # An epoch in which no prompt was seen says nothing.
+    exact, mean = exact[:, ~mean.isnan()], mean[~mean.isnan()]
     filled = exact.clone()
     for k in reversed(range(filled.shape[1] - 1)):
         filled[:, k] = torch.where(filled[:, k].isnan(), filled[:, k + 1], filled[:, k])
     for k in range(1, filled.shape[1]):
         filled[:, k] = torch.where(filled[:, k].isnan(), filled[:, k - 1], filled[:, k])
+    if not len(mean):
+        return torch.full((len(rates),), torch.nan, dtype=torch.float64)
     distance, whole = (filled - mean).square().sum(1), (1 - mean).square().sum()
     limit = torch.where(distance > 0, -torch.inf, 1.0)
     return torch.where(filled.isnan().any(1), torch.nan, torch.where(whole > 0, 1 - distance / whole, limit))

@@ -85,7 +85,8 @@ def nearest_to(scores: Tensor, target: float, num: int) -> Tensor:
         tensor([False,  True, False,  True,  True])
     """
     eligible = (~scores.isnan()).nonzero().flatten()
-    distance = (scores[eligible].double() - target).square()
+    # On a grid, so that 0.4 and 0.6 are as near to 0.5.
+    distance = ((scores[eligible].double() - target).abs() / TOLERANCE).round()
     keep = torch.zeros_like(scores, dtype=torch.bool)
     keep[eligible[torch.argsort(distance, stable=True)[:num]]] = True
     return keep

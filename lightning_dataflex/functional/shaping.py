@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.groups import TOLERANCE, group_rank, group_size
+from lightning_dataflex.functional.weighting import softmax
 
 ENTROPY_EPS = 1e-8
 """Added to an entropy before it is inverted."""
@@ -74,6 +75,8 @@ def exp_advantage(advantages: Tensor, temperature: float = 1.0, clip: float = 20
     exact = advantages[valid].double()
     weights = torch.zeros_like(advantages)
     if len(exact):
+        if exact.isinf().any():  # beside which the others are all the same
+            exact = torch.where(exact.isinf(), exact.sign(), 0.0)
         normed = (exact - exact.mean()) / (exact.std(correction=0) + eps)
         weights[valid] = (normed / temperature).exp().clamp(max=clip).to(weights)
     return weights
@@ -89,9 +92,7 @@ def exp_reward(rewards: Tensor, beta: float = 1.0) -> Tensor:
         >>> exp_reward(torch.tensor([0.0, 1.0, 1.0]), beta=0.5)
         tensor([0.1901, 1.4049, 1.4049])
     """
-    valid = ~rewards.isnan()
-    share = torch.softmax(torch.where(valid, rewards.double() / beta, -math.inf), 0)
-    return torch.where(valid, share * valid.sum(), 0.0).nan_to_num(0.0).to(rewards)
+    return (softmax(rewards.double(), beta) * (~rewards.isnan()).sum()).to(rewards)
 
 
 def difficulty_logistic(

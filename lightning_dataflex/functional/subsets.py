@@ -79,7 +79,7 @@ def nucleus_groups(scores: Tensor, group: Tensor, num_groups: int, p: float, sha
         ranked = torch.where(ranked.isinf().any(), ranked.isinf().double(), ranked)
     total = ranked.sum()
     before = ranked.cumsum(0) - ranked
-    chosen[order[before < (p - 1e-9) * total]] = True
+    chosen[order[before < max(p - 1e-9, 1e-12) * total]] = True
     return chosen[group] & ~scores.isnan()
 
 
@@ -90,7 +90,8 @@ def _ranked_groups(scores: Tensor, group: Tensor, num_groups: int) -> tuple[Tens
     place = torch.arange(len(group), device=group.device)
     first = torch.full((num_groups,), len(group), device=group.device).scatter_reduce_(0, group, place, "amin")
     by_place = torch.argsort(first)
-    order = by_place[torch.argsort(means[by_place], descending=True, stable=True)]
+    # In float32, where means that differ by the rounding of their sums are equal.
+    order = by_place[torch.argsort(means.float()[by_place], descending=True, stable=True)]
     return means, order[~means[order].isnan()]
 
 
@@ -137,7 +138,7 @@ def k_of_difficulty(means: Tensor, seen: Tensor, k: Sequence[int], *, ready_afte
     if len(seen) < ready_after:
         return choices[:1].expand(len(means))
     quartiles = torch.quantile(seen.double(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
-    return choices[(means.double()[:, None] >= quartiles).sum(1)]
+    return choices[(means.double()[:, None] >= quartiles - TOLERANCE).sum(1)]
 
 
 def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
@@ -155,7 +156,8 @@ def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
     """
     eligible = ~scores.isnan()
     size = torch.bincount(group[eligible], minlength=int(group.max()) + 1 if len(group) else 0)
-    num_kept = size - (size.double() * rate + TOLERANCE).floor().long()
+    num_pruned = (size.double() * rate + TOLERANCE).floor().long()
+    num_kept = torch.maximum(size - num_pruned, size.clamp(max=1))
     return group_top_k(scores, group, num_kept[group], valid=eligible)
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import FLOAT_MAX, check_finite, check_range
 from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -125,7 +125,7 @@ class ODSW(Reweighter):
         super().__init__(normalize)
         if stage not in get_args(shaping.Stage):
             raise ValueError(f"stage is {stage!r}. Use one of {', '.join(get_args(shaping.Stage))}.")
-        check_range("all_failed", all_failed, 0, math.inf)
+        check_range("all_failed", all_failed, 0, FLOAT_MAX)
         check_finite("all_failed", all_failed)
         self.stage, self.all_failed = stage, all_failed
 
@@ -182,7 +182,7 @@ class _ByEntropy(Reweighter):
 
     def __init__(self, amount: float, success_threshold: float, normalize: Normalize) -> None:
         super().__init__(normalize)
-        check_range("amount", amount, 0, math.inf)
+        check_range("amount", amount, 0, FLOAT_MAX)
         check_finite("amount", amount)
         check_finite("success_threshold", success_threshold)
         self.amount, self.success_threshold = amount, success_threshold

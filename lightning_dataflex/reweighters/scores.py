@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import FLOAT_MAX, check_finite, check_range
 from lightning_dataflex.core.ids import stable_ids
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -72,7 +72,7 @@ class DifficultyBand(Reweighter):
         super().__init__(normalize)
         check_range("low_q", low_q, 0, 1)
         check_range("high_q", high_q, low_q, 1)
-        check_range("focus_weight", focus_weight, 0, math.inf)
+        check_range("focus_weight", focus_weight, 0, FLOAT_MAX)
         self.low_q, self.high_q, self.focus_weight = low_q, high_q, focus_weight
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
@@ -175,7 +175,7 @@ class AWR(Reweighter):
     def __init__(self, temperature: float = 1.0, clip: float = 20.0, normalize: Normalize = "none") -> None:
         super().__init__(normalize)
         check_range("temperature", temperature, 0, math.inf, open_low=True)
-        check_range("clip", clip, 0, math.inf, open_low=True)
+        check_range("clip", clip, 0, FLOAT_MAX, open_low=True)
         check_finite("clip", clip)
         self.temperature, self.clip = temperature, clip
 
@@ -241,15 +241,17 @@ class DomainWeight(Reweighter):
         if not isinstance(weights, dict) or not weights:
             raise ValueError(f"weights is {weights!r}. Give a mapping of domains to numbers.")
         for name, weight in {**weights, "default": default}.items():
-            check_range(f"the weight of {name}", weight, 0, math.inf)
+            check_range(f"the weight of {name}", weight, 0, FLOAT_MAX)
             check_finite(f"the weight of {name}", weight)
         self.weights, self.default = dict(weights), default
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         ids = stable_ids(batch["domain"], "domain").cpu()
         result = torch.full((len(ids),), float(self.default))
-        for name, weight in zip(stable_ids(list(self.weights)).tolist(), self.weights.values()):
-            result[ids == name] = weight
+        for name, weight in self.weights.items():
+            # A configuration has texts where the data may have whole numbers.
+            names = [name, int(name)] if str(name).lstrip("-").isdigit() else [name]
+            result[torch.isin(ids, stable_ids(names))] = weight
         return result.to(scores.device)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import FLOAT_MAX, check_finite, check_range
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.functional import shaping, weighting
 
@@ -62,7 +61,7 @@ class TIS(Reweighter):
 
     def __init__(self, cap: float = 2.0, normalize: Normalize = "none") -> None:
         super().__init__(normalize)
-        check_range("cap", cap, 0, math.inf, open_low=True)
+        check_range("cap", cap, 0, FLOAT_MAX, open_low=True)
         check_finite("cap", cap)
         self.cap = cap
 
@@ -94,8 +93,8 @@ class MIS(Reweighter):
 
     def __init__(self, low: float = 0.5, high: float = 2.0, normalize: Normalize = "none") -> None:
         super().__init__(normalize)
-        check_range("low", low, 0, math.inf)
-        check_range("high", high, low, math.inf)
+        check_range("low", low, 0, FLOAT_MAX)
+        check_range("high", high, low, FLOAT_MAX)
         check_finite("high", high)
         self.low, self.high = low, high
 

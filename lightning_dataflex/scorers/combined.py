@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from lightning_dataflex.core.building import component
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import FLOAT_MAX, check_range
 from lightning_dataflex.core.global_batch import joint_columns
 from lightning_dataflex.core.history import PromptHistory
 from lightning_dataflex.core.ids import prompt_ids, stable_ids
 from lightning_dataflex.core.registry import register_scorer, registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.scorer import Scorer, checked_scores
+from lightning_dataflex.core.scorer import Scorer, scores_on
 from lightning_dataflex.core.tidy import TidyBatch
 from lightning_dataflex.functional import combining
 from lightning_dataflex.functional.groups import group_index, group_mean
@@ -28,8 +28,11 @@ GRANULARITIES = ("domain", "prompt", "response", "token")
 class _Combined(Scorer):
     """Scores from those of other scorers.
 
-    It is as fine, as late and as demanding as the finest, latest and most demanding of them.
+    It is as fine, as late and as demanding as the finest, latest and most demanding of them. A sample that one of them
+    cannot score has no score, but the others count it where they compare.
     """
+
+    screened = ()
 
     def _combine(self, scorers: Sequence[Any]) -> None:
         if isinstance(scorers, (str, dict)) or not scorers:
@@ -65,7 +68,7 @@ class _Combined(Scorer):
 
     def _scores(self, batch: TidyBatch, step_id: int, **ctx: Any) -> list[Tensor]:
         """The scores of each part, on the finest granularity of them."""
-        found = [checked_scores(part, part.score(batch, step_id, **ctx), batch) for part in self._each]
+        found = [scores_on(part, batch, step_id, **ctx) for part in self._each]
         if self.granularity != "token":
             return found
         mask = batch.token_mask
@@ -104,7 +107,7 @@ class WeightedSum(_Combined):
         if len(weights) != len(scorers):
             raise ValueError(f"weights has {len(weights)} numbers for {len(scorers)} scorers. Give one for each.")
         for weight in weights:
-            check_finite("weights", weight)
+            check_range("weights", abs(weight), 0, FLOAT_MAX)
         self.weights = weights
         self.row_wise = self._of_each_row
 
@@ -224,6 +227,8 @@ class EMA(_Combined):
             raise ValueError("decay is 1: nothing new would ever count. Give less.")
         if by not in ("prompt", "domain"):
             raise ValueError(f"by is {by!r}. Use prompt or domain.")
+        if max_entries < 1:
+            raise ValueError(f"max_entries is {max_entries}. Remember at least 1.")
         self.decay, self.by = decay, by
         self.granularity = "prompt"
         self.requires = tuple(dict.fromkeys((*self.requires, "prompt_id" if by == "prompt" else "domain")))
@@ -238,14 +243,16 @@ class EMA(_Combined):
         values = token_mean(values, batch.token_mask) if values.dim() == 2 else values
         names = self._names(batch)
         group, num = group_index(names.to(values.device))
-        now = group_mean(values, group, num, ~values.isnan()).cpu()
+        # An infinite score would stay in the average for good.
+        now = group_mean(values, group, num, values.isfinite()).cpu()
         ids = torch.unique(names).cpu()
         before = self._memory.look_up(ids)["average"].double()
         average = torch.where(before.isnan(), now, self.decay * before + (1 - self.decay) * now)
         average = torch.where(now.isnan(), before, average)
         if ctx.get("remember", True):
             self._memory.put(ids, {"average": average}, step_id)
-        return average.to(values.device)[group].to(values.dtype)
+        scores = average.to(values.device)[group].to(values.dtype)
+        return torch.where(values.isnan(), torch.nan, scores)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
         names = {"prompt_id" if self.by == "prompt" else "domain": self._names(batch)}

@@ -52,7 +52,7 @@ class TokenProb(Scorer):
     paper = "Advantage reweighting, arXiv:2505.12929"
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        return scoring.token_prob(batch.tensor("old_log_probs"), batch.response_mask)
+        return scoring.token_prob(batch.tokens("old_log_probs"), batch.response_mask)
 
 
 @register_scorer("sequence_logprob")
@@ -78,10 +78,10 @@ class SequenceLogprob(_OfTokens):
         self._set_level(level, PerResponse)
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        return self._reduced(batch.tensor("old_log_probs"), batch.response_mask)
+        return self._reduced(batch.tokens("old_log_probs"), batch.response_mask)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return {"old_log_probs": self._reduced(batch.tensor("old_log_probs"), batch.response_mask)}
+        return {"old_log_probs": self._reduced(batch.tokens("old_log_probs"), batch.response_mask)}
 
 
 @register_scorer("token_entropy")
@@ -102,7 +102,7 @@ class TokenEntropy(Scorer):
     paper = "Beyond the 80/20 rule, arXiv:2506.01939"
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        return batch.tensor("entropies")
+        return batch.tokens("entropies")
 
 
 @register_scorer("sequence_entropy")
@@ -129,10 +129,10 @@ class SequenceEntropy(_OfTokens):
         self._set_level(level, PerResponse)
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        return self._reduced(batch.tensor("entropies"), batch.response_mask)
+        return self._reduced(batch.tokens("entropies"), batch.response_mask)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return {"entropies": self._reduced(batch.tensor("entropies"), batch.response_mask)}
+        return {"entropies": self._reduced(batch.tokens("entropies"), batch.response_mask)}
 
 
 @register_scorer("ref_kl")
@@ -164,7 +164,7 @@ class RefKL(_OfTokens):
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         mask = batch.response_mask
-        kl = policy.kl_to(batch.tensor("old_log_probs"), batch.tensor("ref_log_probs"), mask, self.estimator)
+        kl = policy.kl_to(batch.tokens("old_log_probs"), batch.tokens("ref_log_probs"), mask, self.estimator)
         return self._reduced(kl, mask)
 
 
@@ -199,7 +199,7 @@ class ImportanceRatio(Scorer):
         self.granularity = "token" if level == "token" else "response"
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        log_ratio = policy.log_ratio(batch.tensor("old_log_probs"), batch.tensor("rollout_log_probs"))
+        log_ratio = policy.log_ratio(batch.tokens("old_log_probs"), batch.tokens("rollout_log_probs"))
         return policy.importance_ratio(log_ratio, batch.response_mask, self.level)
 
 
@@ -227,5 +227,5 @@ class DistillGap(_OfTokens):
         self._set_level(level, PerToken)
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        gap = policy.log_ratio(batch.tensor("teacher_log_probs"), batch.tensor("old_log_probs"))
+        gap = policy.log_ratio(batch.tokens("teacher_log_probs"), batch.tokens("old_log_probs"))
         return self._reduced(gap, batch.response_mask)

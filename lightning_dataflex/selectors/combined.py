@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.global_batch import joint_columns
 from lightning_dataflex.core.registry import register_selector, registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.rows import scored_rows
 from lightning_dataflex.core.scorer import Scorer, scores_on
-from lightning_dataflex.core.tidy import TidyBatch, scored
+from lightning_dataflex.core.tidy import TidyBatch, placed, scorable, scored
 
 
 class _Condition:
@@ -22,39 +24,51 @@ class _Condition:
 
     def __init__(self, spec: Any) -> None:
         self.scorer: Scorer | None = None
-        if isinstance(spec, dict) and "selector" in spec:
-            unknown = [key for key in spec if key not in ("scorer", "selector")]
-            if unknown or "scorer" not in spec:
+        if isinstance(spec, dict) and {"scorer", "selector"} & set(spec):
+            if set(spec) != {"scorer", "selector"}:
                 raise ValueError(f"A condition is {spec!r}. Give {{scorer, selector}}, or a selector.")
             self.scorer, spec = component("scorer", spec["scorer"]), spec["selector"]
         self.selector: Selector = component("selector", spec)
-        if self.scorer is not None:
-            validate_compat(self.scorer, self.selector)
+        if self.scorer is None:
+            return
+        if self.scorer.timing == "pre_rollout":
+            raise ValueError(
+                f"{registered_name(self.scorer)} scores prompts before their rollout, where nothing else is known. "
+                "Give it a block of its own."
+            )
+        validate_compat(self.scorer, self.selector)
 
     @property
     def parts(self) -> list[Any]:
         return [self.selector] if self.scorer is None else [self.scorer, self.selector]
 
+    @property
+    def of_tokens(self) -> bool:
+        """Whether it keeps tokens even where the block scores samples."""
+        own = self.scorer is not None and self.scorer.granularity == "token"
+        return own or (isinstance(self.selector, _Combined) and self.selector.of_tokens)
+
     def __repr__(self) -> str:
         return "-".join(registered_name(part) for part in self.parts)
 
-    def keep(self, scores: Tensor, batch: TidyBatch, *, opposite: bool = False, **ctx: Any) -> Tensor:
-        """What is kept, or what is dropped of the samples that have a score, (N,) or (N, L) bool."""
+    def judged(self, scores: Tensor, batch: TidyBatch, **ctx: Any) -> tuple[Tensor, Tensor]:
+        """What is kept, (N,) or (N, L) bool, and (N,) bool which samples have what it takes to say so."""
         if self.scorer is not None:
             scores = scores_on(self.scorer, batch, ctx.get("step_id", 0))
-        keep = self.selector.keep(scores, batch, **ctx)
-        if not opposite:
-            return keep
-        has_score = scored(batch, scores)
-        return ~keep & (has_score if keep.dim() == 1 else has_score[:, None])
+        if isinstance(self.selector, _Combined):
+            keep, rows = self.selector.judged(scores, batch, **ctx)
+            return keep, rows & scored(batch, scores)
+        rows = scored(batch, scores) & scorable(batch, self.selector.requires).to(scores.device)
+        return self.selector.keep(scores, batch, **ctx), rows
 
 
 class _Combined(Selector):
     """Keeps what several conditions say together."""
 
     conditions: list[_Condition]
+    screened = ()
 
-    def __init__(self, selectors: list[Any]) -> None:
+    def _combine(self, selectors: list[Any]) -> None:
         if isinstance(selectors, (str, dict)) or not selectors:
             raise ValueError(f"selectors is {selectors!r}. Give a list of at least one selector.")
         self.conditions = [_Condition(each) for each in selectors]
@@ -62,6 +76,7 @@ class _Combined(Selector):
         self.requires = tuple(dict.fromkeys(name for part in parts for name in part.requires))
         self.needs_groups = any(part.needs_groups for part in parts)
         self.needs_progress = any(condition.selector.needs_progress for condition in self.conditions)
+        self.of_tokens = any(condition.of_tokens for condition in self.conditions)
         on_given = [condition.selector for condition in self.conditions if condition.scorer is None]
         self.granularities = [
             each for each in Selector.granularities if all(each in selector.granularities for selector in on_given)
@@ -77,6 +92,33 @@ class _Combined(Selector):
             )
         self._changing = changing[0] if changing else None
         self.changes_advantages = bool(changing)
+
+    @abstractmethod
+    def _merged(self, keeps: Tensor, rows: Tensor) -> Tensor:
+        """What is kept, from what each condition keeps, (M, N) or (M, N, L), and which samples all can judge, (N,)."""
+
+    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
+        return self.judged(scores, batch, **ctx)[0]
+
+    def judged(self, scores: Tensor, batch: TidyBatch, **ctx: Any) -> tuple[Tensor, Tensor]:
+        """What is kept, and (N,) bool which samples every condition can judge."""
+        judgements = [condition.judged(scores, batch, **ctx) for condition in self.conditions]
+        keeps = [keep for keep, _ in judgements]
+        if self.of_tokens or scores.dim() == 2:
+            mask = batch.token_mask.to(scores.device)
+            keeps = [(keep if keep.dim() == 2 else keep[:, None]) & mask for keep in keeps]
+        rows = torch.stack([rows for _, rows in judgements]).all(0)
+        return self._merged(torch.stack(keeps), rows), rows
+
+    def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
+        """What `act` keeps as a mask. Conditions with their own scorer see what the block's cannot score, too."""
+        batch, scores, has_score = scored_rows(batch, scores)
+        rows = (batch.num_tokens > 0).to(scores.device)
+        if not rows.any():
+            shape = batch.token_mask.shape if self.of_tokens or scores.dim() == 2 else scores.shape
+            return torch.zeros(shape, dtype=torch.bool, device=scores.device)
+        keep = placed(self.judged(scores[rows], TidyBatch(batch, rows), **ctx)[0], rows, False)
+        return keep & (has_score if keep.dim() == 1 else has_score[:, None])
 
     @property
     def remembers(self) -> bool:
@@ -102,14 +144,6 @@ class _Combined(Selector):
             if condition.scorer is not None and f"{i}.scorer" in state:
                 condition.scorer.load_state_dict(state[f"{i}.scorer"], strict=False)
 
-    def _keeps(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
-        """What each condition keeps, one after the other, (M, N) or (M, N, L) bool."""
-        keeps = [condition.keep(scores, batch, **ctx) for condition in self.conditions]
-        if any(keep.dim() == 2 for keep in keeps):
-            mask = batch.token_mask.to(scores.device)
-            keeps = [keep if keep.dim() == 2 else keep[:, None] & mask for keep in keeps]
-        return torch.stack(keeps)
-
 
 @register_selector("all_of")
 class AllOf(_Combined):
@@ -127,10 +161,11 @@ class AllOf(_Combined):
         [2]
     """
 
-    columns = _Combined.columns
+    def __init__(self, selectors: list[Any]) -> None:
+        self._combine(selectors)
 
-    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        return self._keeps(scores, batch, **ctx).all(0)
+    def _merged(self, keeps: Tensor, rows: Tensor) -> Tensor:
+        return keeps.all(0)
 
 
 @register_selector("any_of")
@@ -147,10 +182,11 @@ class AnyOf(_Combined):
         [0, 2]
     """
 
-    columns = _Combined.columns
+    def __init__(self, selectors: list[Any]) -> None:
+        self._combine(selectors)
 
-    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        return self._keeps(scores, batch, **ctx).any(0)
+    def _merged(self, keeps: Tensor, rows: Tensor) -> Tensor:
+        return keeps.any(0)
 
 
 @register_selector("not_")
@@ -167,15 +203,13 @@ class Not(_Combined):
         [0]
     """
 
-    columns = _Combined.columns
-
     def __init__(self, selector: Any) -> None:
-        super().__init__([selector])
+        self._combine([selector])
         if self.changes_advantages:
             raise ValueError(
                 f"{registered_name(self._changing)} gives advantages to what it keeps, and not_ keeps the others. Use "
                 "advantages: group."
             )
 
-    def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        return self._keeps(scores, batch, opposite=True, **ctx)[0]
+    def _merged(self, keeps: Tensor, rows: Tensor) -> Tensor:
+        return ~keeps[0] & (rows if keeps.dim() == 2 else rows[:, None])

@@ -13,7 +13,7 @@ from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional import drawing, selection, visits
-from lightning_dataflex.functional.groups import group_index
+from lightning_dataflex.functional.groups import group_index, group_mean
 
 
 class _Drawing(Selector):
@@ -27,9 +27,9 @@ class _Drawing(Selector):
 
 @register_selector("bernoulli")
 class Bernoulli(_Drawing):
-    """Keeps each prompt with the probability that is its score, all of its samples or none.
+    """Keeps each group with the probability that is its score, all of its samples or none.
 
-    The draw follows from the seed, the step and the prompt's id alone.
+    The draw follows from the seed, the step and the prompt's id alone: one for all groups of a prompt.
 
     Args:
         seed: Of the draws.
@@ -87,13 +87,12 @@ class DOTS(_Drawing):
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
         ids = prompt_ids(batch).to(scores.device)
         group, num_prompts = group_index(ids)
-        # One of each prompt stands for all: they have one score.
-        first = torch.full((num_prompts,), len(ids), device=ids.device)
-        first.scatter_reduce_(0, group, torch.arange(len(ids), device=ids.device), "amin")
+        # Of a prompt that was drawn twice the mean.
+        rates = group_mean(scores, group, num_prompts, ~scores.isnan())
         num = ctx.get("num")
         num = int(selection.share(torch.tensor(num_prompts), self.fraction)) if num is None else num
-        chances = drawing.log_nearness(scores[first], self.target, self.temperature)
-        return drawing.drawn(chances, num, ids[first], self.seed, ctx.get("step_id", 0))[group]
+        chances = drawing.log_nearness(rates, self.target, self.temperature)
+        return drawing.drawn(chances, num, torch.unique(ids), self.seed, ctx.get("step_id", 0))[group]
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         return {"prompt_id": prompt_ids(batch)}

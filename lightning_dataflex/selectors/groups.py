@@ -91,10 +91,11 @@ class GFPO(_WithinGroups):
         k_by_difficulty: list[int] | None = None,
     ) -> None:
         super().__init__(advantages)
-        if k_by_difficulty is not None and (len(k_by_difficulty) != 4 or min(k_by_difficulty) < 1):
-            raise ValueError(f"k_by_difficulty is {k_by_difficulty}. Give four numbers of at least 1.")
-        if k < 1:
-            raise ValueError(f"k is {k}. Keep at least 1 response of each group.")
+        if k_by_difficulty is not None and len(k_by_difficulty) != 4:
+            raise ValueError(f"k_by_difficulty is {k_by_difficulty}. Give four numbers.")
+        for each in (k, *(k_by_difficulty or ())):
+            if not 1 <= each < 2**31:
+                raise ValueError(f"k is {each}. Keep at least 1 response of each group, and fewer than 2^31.")
         if metric not in get_args(Metric):
             raise ValueError(f"metric is {metric!r}. Use one of {', '.join(get_args(Metric))}.")
         if k == 1 and advantages == "subset":

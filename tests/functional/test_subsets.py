@@ -136,6 +136,11 @@ def test_alignment_with_gaps_and_at_its_limits():
     got = scoring.trajectory_alignment(curves, baseline)
     assert got[:2].tolist() == pytest.approx([float(first), 0.0])
     assert got[2].isnan()
+    # An epoch in which nothing was seen says nothing.
+    unseen = scoring.trajectory_alignment(torch.tensor([[0.2, NAN, 0.8], [1.0, NAN, 1.0]], dtype=torch.float64))
+    assert unseen.tolist() == pytest.approx([0.0, 0.0])
+    with pytest.raises(ValueError, match=r"rates has shape \(3,\)"):
+        scoring.trajectory_alignment(torch.ones(3))
     solved = scoring.trajectory_alignment(torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.ones(2))
     assert solved.tolist() == [1.0, -torch.inf]
 
