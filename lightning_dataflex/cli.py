@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lightning_dataflex.callback import DataFlexCallback, dataflex_callbacks
 from lightning_dataflex.core.config import DataFlexConfig
-from lightning_dataflex.core.registry import BASES, components
+from lightning_dataflex.core.registry import BASES, components, init_parameters
 
 if TYPE_CHECKING or find_spec("lightning"):
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -126,6 +126,8 @@ def component_table() -> str:
     for kind in BASES:
         for name, cls in components(kind).items():  # type: ignore[arg-type]
             takes = getattr(cls, "granularity", None) or ", ".join(cls.granularities)  # type: ignore[attr-defined]
+            if {"scorer", "scorers", "selector", "selectors"} & set(init_parameters(cls)):
+                takes = "as its parts"
             signal = getattr(cls, "signal", "") or ", ".join(getattr(cls, "signals", ()))
             groups = "needs" if cls.needs_groups else ""  # type: ignore[attr-defined]
             rows.append((kind, name, takes, signal, groups, ", ".join(cls.requires), cls.paper))  # type: ignore[attr-defined]

@@ -71,6 +71,7 @@ class SequenceLogprob(_OfTokens):
 
     requires = ("old_log_probs", "response_mask")
     signal = "log-probability"
+    granularity = "response"
     row_wise = True
 
     def __init__(self, level: PerResponse = "sum", **kwargs: Any) -> None:
@@ -122,6 +123,7 @@ class SequenceEntropy(_OfTokens):
     requires = ("entropies", "response_mask")
     signal = "entropy"
     paper = "GRPO-S, arXiv:2508.04349"
+    granularity = "response"
     row_wise = True
 
     def __init__(self, level: PerResponse = "mean", **kwargs: Any) -> None:
@@ -154,6 +156,7 @@ class RefKL(_OfTokens):
     requires = ("old_log_probs", "ref_log_probs", "response_mask")
     signal = "kl"
     paper = "Schulman 2020, Approximating KL divergence"
+    granularity = "token"
     row_wise = True
 
     def __init__(self, level: PerToken = "token", estimator: KLEstimator = "k3", **kwargs: Any) -> None:
@@ -189,6 +192,7 @@ class ImportanceRatio(Scorer):
     requires = ("old_log_probs", "rollout_log_probs", "response_mask")
     signal = "ratio"
     timing = "post_advantage"
+    granularity = "token"
     row_wise = True
     paper = "geometric: GSPO, arXiv:2507.18071"
 
@@ -220,6 +224,7 @@ class DistillGap(_OfTokens):
 
     requires = ("old_log_probs", "teacher_log_probs", "response_mask")
     signal = "gap"
+    granularity = "token"
     row_wise = True
 
     def __init__(self, level: PerToken = "token", **kwargs: Any) -> None:
