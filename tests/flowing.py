@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
-from lightning_dataflex import DataFlexCallback, DataFlexPoint, mixture_dataloader
+from lightning_dataflex import RLEP, DataFlexCallback, DataFlexPoint, mixture_dataloader
 from lightning_dataflex.functional.advantages import grpo_advantages
 from lightning_dataflex.functional.loss import loss_denominator
 
@@ -191,6 +191,11 @@ CASES: dict[str, tuple[Callable[[], list[Any]], list[str], dict[str, Any]]] = {
         {"max_steps": 6, "max_epochs": 3},
     ),
     "nothing": (lambda: [dapo(2)], ["easy", "hard"] * 24, {"max_epochs": 1}),
+    "rlep": (
+        lambda: [RLEP(num=2, collect=f"{sys.argv[3]}/pool.pt", max_per_prompt=3)],
+        ["mixed", "easy", "hard", "mixed", "hard", "mixed", "easy", "hard"],
+        {"max_epochs": 3},
+    ),
     "speed": (
         lambda: [gate({"name": "speed", "params": {"num_screening": 2}}, refill={"groups": 2})],
         LUCK,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from lightning_dataflex import RLEP, DataFlexCallback, ReplayPool, RolloutBatch
 from lightning_dataflex.core.replay import solved, with_replayed
 from lightning_dataflex.core.samples import Layout
+from tests import launch
 from tests.flowing import GENERATIONS, Prompts, Rolling, as_lists, fit, prompts
 from tests.ranks import processes, taken
 
@@ -221,6 +223,28 @@ def test_stop_and_resume_equals_never_stopping(tmp_path: Path, stop: int):
     assert torch.equal(resumed.weight, whole.weight)
     pools = [ReplayPool.load(tmp_path / name / "pool.pt").state_dict() for name in ("whole", "second")]
     assert as_lists(pools[0]) == as_lists(pools[1])
+
+
+def test_two_ranks_collect_one_pool_and_replay_what_one_process_does(tmp_path: Path):
+    parts = {}
+    for world in (1, 2):
+        folder = tmp_path / str(world)
+        folder.mkdir()
+        launch.run([sys.executable, "tests/flowing.py", "rlep", str(world), str(folder)])
+        parts[world] = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+    (alone,), ranks = parts[1], parts[2]
+    for step, batch in enumerate(alone["given"]):
+        everyone = [uid for rank in ranks for uid in rank["given"][step]["uid"]]
+        assert sorted(everyone) == sorted(batch["uid"])
+    # In the second and third epoch every solved prompt has two replayed beside its four.
+    assert len(alone["given"][2]["uid"]) == 4 * GENERATIONS + 3 * 2
+    pools = [as_lists(rank["state"]["pool"]) for rank in (*ranks, alone)]
+    assert pools[0] == pools[1]
+    assert {key: len(value) for key, value in pools[0]["samples"].items()} == {
+        key: len(value) for key, value in pools[2]["samples"].items()
+    }
+    assert torch.equal(ranks[0]["weight"], ranks[1]["weight"])
+    assert len(ReplayPool.load(tmp_path / "2" / "pool.pt")) == len(ReplayPool.load(tmp_path / "1" / "pool.pt")) == 12
 
 
 @pytest.mark.parametrize(

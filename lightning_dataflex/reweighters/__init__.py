@@ -1,9 +1,9 @@
 """The reweighters: one small class per rule, a thin shell over `functional.weighting` and `functional.shaping`."""
 
-from lightning_dataflex.reweighters.groups import GRPOS, GTPO, ODSW, PFPPO, Focal, GRPOLead
+from lightning_dataflex.reweighters.entropy import GRPOS, GTPO
+from lightning_dataflex.reweighters.groups import ODSW, PFPPO, Focal, GRPOLead
+from lightning_dataflex.reweighters.regression import AWR, RWR
 from lightning_dataflex.reweighters.scores import (
-    AWR,
-    RWR,
     AbsAdvantagePower,
     DifficultyBand,
     DomainWeight,

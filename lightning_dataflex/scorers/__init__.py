@@ -1,7 +1,9 @@
 """The scorers: one small class per signal, a thin shell over `functional.scoring`, `.policy` and `.combining`."""
 
+from lightning_dataflex.scorers.advantages import Advantage, AdvantageMagnitude
+from lightning_dataflex.scorers.averages import EMA
 from lightning_dataflex.scorers.columns import Metadata, ResponseLength, Staleness
-from lightning_dataflex.scorers.combined import EMA, Product, Rank, WeightedSum, ZScore
+from lightning_dataflex.scorers.combined import Product, Rank, WeightedSum, ZScore
 from lightning_dataflex.scorers.policy import (
     DistillGap,
     ImportanceRatio,
@@ -12,8 +14,6 @@ from lightning_dataflex.scorers.policy import (
     TokenProb,
 )
 from lightning_dataflex.scorers.rewards import (
-    Advantage,
-    AdvantageMagnitude,
     Efficiency,
     GroupRewardVariance,
     GroupSolveRate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,21 +11,17 @@ from torch import Tensor, nn
 from lightning_dataflex.core.building import component
 from lightning_dataflex.core.checks import FLOAT_MAX, check_range
 from lightning_dataflex.core.global_batch import joint_columns
-from lightning_dataflex.core.history import PromptHistory
-from lightning_dataflex.core.ids import prompt_ids, stable_ids
 from lightning_dataflex.core.registry import register_scorer, registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer, scores_on
 from lightning_dataflex.core.tidy import TidyBatch
 from lightning_dataflex.functional import combining
-from lightning_dataflex.functional.groups import group_index, group_mean
-from lightning_dataflex.functional.tokens import token_mean
 
 TIMINGS = ("post_reward", "post_advantage", "in_loss")
 GRANULARITIES = ("domain", "prompt", "response", "token")
 
 
-class _Combined(Scorer):
+class Combined(Scorer):
     """Scores from those of other scorers.
 
     It is as fine, as late and as demanding as the finest, latest and most demanding of them. A sample that one of them
@@ -84,7 +80,7 @@ class _Combined(Scorer):
 
 
 @register_scorer("weighted_sum")
-class WeightedSum(_Combined):
+class WeightedSum(Combined):
     """The sum of several scores, each times its weight.
 
     Args:
@@ -98,7 +94,7 @@ class WeightedSum(_Combined):
         tensor([0.8000, 0.9000])
     """
 
-    columns = _Combined.columns
+    columns = Combined.columns
 
     def __init__(self, scorers: list[Any], weights: list[float] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -120,7 +116,7 @@ class WeightedSum(_Combined):
 
 
 @register_scorer("product")
-class Product(_Combined):
+class Product(Combined):
     """The product of several scores.
 
     Args:
@@ -133,7 +129,7 @@ class Product(_Combined):
         tensor([2.0000, 0.5000])
     """
 
-    columns = _Combined.columns
+    columns = Combined.columns
 
     def __init__(self, scorers: list[Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -145,7 +141,7 @@ class Product(_Combined):
 
 
 @register_scorer("rank")
-class Rank(_Combined):
+class Rank(Combined):
     """The share of the global batch that a score is above of, in [0, 1]; of equal scores the middle of their places.
 
     Args:
@@ -157,7 +153,7 @@ class Rank(_Combined):
         tensor([1.0000, 0.0000, 0.5000])
     """
 
-    columns = _Combined.columns
+    columns = Combined.columns
 
     def __init__(self, scorer: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -168,7 +164,7 @@ class Rank(_Combined):
 
 
 @register_scorer("zscore")
-class ZScore(_Combined):
+class ZScore(Combined):
     """A score minus its mean over its standard deviation, of the global batch; 0 where all are equal.
 
     Args:
@@ -180,7 +176,7 @@ class ZScore(_Combined):
         tensor([ 1.0000, -1.0000])
     """
 
-    columns = _Combined.columns
+    columns = Combined.columns
 
     def __init__(self, scorer: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -188,83 +184,3 @@ class ZScore(_Combined):
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return self._over_valid(self._scores(batch, step_id, **ctx)[0], batch, combining.standardised)
-
-
-@register_scorer("ema")
-class EMA(_Combined):
-    """Exponential moving average of a score over the visits of a prompt, or over the steps of a domain.
-
-    At a visit the average becomes decay * average + (1 - decay) * the mean score of this step; at the first the mean
-    itself. What was visited longest ago is forgotten first.
-
-    Args:
-        scorer: A name, `{name, params}`, `{class_path, init_args}` or a scorer. Of tokens the mean of a response is
-            taken.
-        decay: In [0, 1); 0 remembers nothing.
-        by: `prompt`, by the batch's `prompt_id` or else `uid`, which must then be the same at every visit; or `domain`.
-        max_entries: How many prompts or domains are remembered.
-
-    Example:
-        >>> import torch
-        >>> scorer = EMA("outcome", decay=0.5)
-        >>> batch = {"rm_scores": torch.tensor([1.0, 0.0]), "uid": [7, 7], "response_mask": torch.ones(2, 1)}
-        >>> scorer.score(batch, step_id=0), scorer.score(batch | {"rm_scores": torch.tensor([1.0, 1.0])}, step_id=1)
-        (tensor([0.5000, 0.5000]), tensor([0.7500, 0.7500]))
-    """
-
-    def __init__(
-        self,
-        scorer: Any,
-        decay: float = 0.9,
-        by: Literal["prompt", "domain"] = "prompt",
-        max_entries: int = 1_000_000,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self._combine([scorer])
-        check_range("decay", decay, 0, 1)
-        if decay == 1:
-            raise ValueError("decay is 1: nothing new would ever count. Give less.")
-        if by not in ("prompt", "domain"):
-            raise ValueError(f"by is {by!r}. Use prompt or domain.")
-        if max_entries < 1:
-            raise ValueError(f"max_entries is {max_entries}. Remember at least 1.")
-        self.decay, self.by = decay, by
-        self.granularity = "prompt"
-        self.requires = tuple(dict.fromkeys((*self.requires, "prompt_id" if by == "prompt" else "domain")))
-        self._memory = PromptHistory({"average": torch.nan}, max_entries)
-
-    @property
-    def remembers(self) -> bool:
-        return True
-
-    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        values = self._scores(batch, step_id, **ctx)[0]
-        values = token_mean(values, batch.token_mask) if values.dim() == 2 else values
-        names = self._names(batch)
-        group, num = group_index(names.to(values.device))
-        # An infinite score would stay in the average for good.
-        now = group_mean(values, group, num, values.isfinite()).cpu()
-        ids = torch.unique(names).cpu()
-        before = self._memory.look_up(ids)["average"].double()
-        average = torch.where(before.isnan(), now, self.decay * before + (1 - self.decay) * now)
-        average = torch.where(now.isnan(), before, average)
-        if ctx.get("remember", True):
-            self._memory.put(ids, {"average": average}, step_id)
-        scores = average.to(values.device)[group].to(values.dtype)
-        return torch.where(values.isnan(), torch.nan, scores)
-
-    def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
-        names = {"prompt_id" if self.by == "prompt" else "domain": self._names(batch)}
-        return joint_columns([*(part.columns(batch) for part in self._each), names])
-
-    def _names(self, batch: Any) -> Tensor:
-        return prompt_ids(batch) if self.by == "prompt" else stable_ids(batch["domain"], "domain")
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """The averages, as a part of the scorer's state."""
-        return {"memory": self._memory.state_dict()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take back what `get_extra_state` gave."""
-        self._memory.load_state_dict(state["memory"])

@@ -1,4 +1,4 @@
-"""Scorers by rewards and advantages."""
+"""Scorers by rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional import scoring
 from lightning_dataflex.functional.groups import TOLERANCE
-from lightning_dataflex.functional.tokens import token_mean
 
 
 @register_scorer("outcome")
@@ -65,62 +64,6 @@ class RewardDifficulty(Outcome):
         >>> RewardDifficulty().score({"rm_scores": torch.tensor([1.0, 0.0])}, step_id=0)
         tensor([1., 0.])
     """
-
-
-@register_scorer("advantage")
-class Advantage(Scorer):
-    """Advantage of each response with its sign, the mean over its valid tokens.
-
-    Example:
-        >>> import torch
-        >>> Advantage().score({"advantages": torch.tensor([-2.0, 0.5])}, step_id=0)
-        tensor([-2.0000,  0.5000])
-    """
-
-    requires = ("advantages", "response_mask")
-    signal = "signed advantage"
-    timing = "post_advantage"
-    granularity = "response"
-    row_wise = True
-
-    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        return token_mean(batch.tensor("advantages"), batch.response_mask)
-
-    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        return {"advantages": token_mean(batch.tensor("advantages"), batch.response_mask)}
-
-
-@register_scorer("advantage_magnitude")
-class AdvantageMagnitude(Scorer):
-    """|advantage| of each response: how much there is to learn from it.
-
-    Args:
-        agg: `mean`, `sum` or `max` over the valid tokens.
-
-    Example:
-        >>> import torch
-        >>> AdvantageMagnitude().score({"advantages": torch.tensor([-2.0, 0.5])}, step_id=0)
-        tensor([2.0000, 0.5000])
-    """
-
-    requires = ("advantages", "response_mask")
-    signal = "advantage"
-    timing = "post_advantage"
-    granularity = "response"
-    row_wise = True
-
-    def __init__(self, agg: scoring.TokenReduction = "mean", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        scoring.check_reduction(agg)
-        self.agg = agg
-
-    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        return scoring.advantage_magnitude(batch.tensor("advantages"), batch.response_mask, reduction=self.agg)
-
-    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        # |A| of a sample is its own magnitude, whatever the reduction.
-        mask, advantages = batch.response_mask, batch.tensor("advantages")
-        return {"advantages": scoring.advantage_magnitude(advantages, mask, reduction=self.agg)}
 
 
 class _OfGroups(Scorer):
