@@ -12,6 +12,7 @@ from lightning_dataflex import Pipeline, build, components
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.functional.loss import policy_loss
 from tests.laws import a_batch, built
+from tests.ranks import taken
 
 NAN = float("nan")
 EASY = {"name": "threshold_band", "params": {"low": 0.5, "high": 2.0}}
@@ -443,17 +444,30 @@ def test_length_weights_turn_one_aggregation_into_another():
 
 
 def test_pf_ppo_weighs_as_the_batch_that_is_drawn():
-    batch = a_batch(8)
+    # Groups of 4, 3 and 2: each is drawn anew with as many as it has.
+    batch = taken(a_batch(8), [row for row in range(12) if row not in (4, 5, 8)])
     weights = decide("reweighter", {"name": "pf_ppo", "params": {"mode": "bw"}}, batch).weights
     uid, rewards = np.array(batch["uid"]), batch["rm_scores"].numpy()
     rows = []
     for name in sorted(set(batch["uid"])):
         members = np.flatnonzero(uid == name)
-        rows += [members[rewards[members].argmax()], members[rewards[members].argmin()]] * 2
+        rows += [members[rewards[members].argmax()], members[rewards[members].argmin()]] * len(members)
     index = torch.tensor(np.array(rows))
     drawn = {k: v[index] for k, v in batch.items() if isinstance(v, torch.Tensor)}
     want = loss_of(drawn, drawn["response_mask"].float(), "token-mean")
     assert loss_of(batch, weights, "token-mean") == pytest.approx(want)
+
+
+@pytest.mark.parametrize("normalize", ["tokens", "samples", "abs_advantage", "none"])
+@pytest.mark.parametrize("name", components("reweighter"))
+def test_a_reweighter_called_alone_gives_the_weights_of_a_decision(name, normalize):
+    rule, batch = built("reweighter", name, normalize=normalize), a_batch(11)
+    scorer, _ = DataFlexConfig.of(
+        {"mechanism": "reweight", "actuator": rule, "scorer": None if rule.default_scorer else "outcome"}
+    ).components()
+    alone = rule.act(scorer.score(batch), batch)
+    alone = alone if alone.dim() == 2 else alone[:, None] * batch["response_mask"]
+    torch.testing.assert_close(Pipeline(scorer, rule).decide(batch).weights, alone.float())
 
 
 def test_weights_that_are_scaled_by_advantages_leave_the_size_of_the_gradient():

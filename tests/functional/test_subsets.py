@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_dataflex.functional import combining, drawing, scoring, selection, subsets
@@ -51,6 +51,7 @@ def test_top_groups_are_the_head_of_a_stable_sort(rows, fraction):
     assert subsets.top_groups(torch.tensor(scores), group, num, fraction).tolist() == expected
 
 
+@example([(0, 0.5), (1, 0.5)], 0.5, "linear")
 @given(ROWS, st.sampled_from([0.3, 0.5, 0.9, 1.0]), st.sampled_from(["linear", "softmax"]))
 @settings(max_examples=80, deadline=None)
 def test_nucleus_groups_are_the_fewest_best_with_that_share(rows, p, shares):
