@@ -102,6 +102,7 @@ from lightning_dataflex.selectors import (
     TopKFraction,
     VarianceTopK,
     VarianceTopP,
+    VCRLSelector,
 )
 
 __all__ = [
@@ -192,6 +193,7 @@ __all__ = [
     "TokenProb",
     "TopKFraction",
     "VCRL",
+    "VCRLSelector",
     "VarianceTopK",
     "VarianceTopP",
     "WeightedSum",

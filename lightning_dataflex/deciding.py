@@ -11,7 +11,7 @@ from lightning_dataflex.asking import progress, setting
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.pipeline import Pipeline
-from lightning_dataflex.core.registry import registered_name
+from lightning_dataflex.core.registry import registered_name, settings_of
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.summary import merged
 from lightning_dataflex.window import EmptySteps, StepWindow, WholeGroups
@@ -86,7 +86,7 @@ class Deciding:
         """The loss gets so many kept samples, or groups, of all ranks, after the decisions of the step."""
         last = self._decisions[-1]
         if step >= self.config.warmup_step and (last.fell_back or not num_kept):
-            settings = {key: value for key, value in vars(self.pipeline.actuator).items() if key[0] != "_"}
+            settings = settings_of(self.pipeline.actuator)
             self._empty_steps.report(step, self.name, last, settings)
         dropped = any(bool(decision.metrics["kept_frac"] < 1) for decision in self._decisions)
         for window in self._windows:

@@ -62,7 +62,7 @@ class Mount(ABC):
     def attach(self, module: nn.Module) -> None:
         """Put hooks into the module."""
         self._attach(module)
-        _forget_compiled_code()
+        forget_compiled_code()
 
     @abstractmethod
     def _attach(self, module: nn.Module) -> None: ...
@@ -71,7 +71,7 @@ class Mount(ABC):
         """Leave the module as it was found."""
         while self._restore:
             self._restore.pop()()
-        _forget_compiled_code()
+        forget_compiled_code()
 
     def begin(self, batch: Any) -> None:
         """A training step with this batch from the dataloader is about to start."""
@@ -265,7 +265,8 @@ def _scale_gradient(losses: Tensor, weights: Tensor) -> None:
     losses.register_hook(scaled)
 
 
-def _forget_compiled_code() -> None:
+def forget_compiled_code() -> None:
+    """Let compiled modules be traced anew."""
     # Compiled code does not look for hooks that were added or removed after it was traced.
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()

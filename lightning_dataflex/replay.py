@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from lightning_dataflex.core.replay import ReplayPool, solved, with_replayed
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.functional.advantages import group_advantages
-from lightning_dataflex.mount import points_of
+from lightning_dataflex.mount import forget_compiled_code, points_of
 from lightning_dataflex.sync import exchanged
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class RLEP(Callback):
         pool: A file that a run with `collect` wrote, or a `ReplayPool`. Default: none yet, what `collect` gathers.
         num: Responses to put into each group; 2 beside 16 in the paper. 0 to collect alone.
         collect: A file to write this run's solved responses to at its end, those of `pool` included.
-        max_per_prompt: Responses that are collected of each prompt, the first ones.
+        max_per_prompt: Responses that are kept of each prompt, the first ones; a `ReplayPool` has a number of its own.
         success_threshold: A response is solved when its reward is above this.
         seed: Of the draws.
         adv_estimator: How the advantages of a group are computed: grpo, dr_grpo or rloo. Default: as the module says.
@@ -65,8 +66,9 @@ class RLEP(Callback):
         shared_fields: list[str] | None = None,
     ) -> None:
         super().__init__()
-        if num < 0 or seed < 0:
-            raise ValueError(f"num is {num} and seed is {seed}. Use 0 or a positive number.")
+        for name, value in (("num", num), ("seed", seed)):
+            if not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} is {value!r}. Use 0 or a positive whole number.")
         if pool is None and collect is None:
             raise ValueError("RLEP has neither a pool nor collect. Give a file to read from, or one to write to.")
         if pool is None:
@@ -77,7 +79,7 @@ class RLEP(Callback):
         self.fields = dict(fields or {})
         self.layout = Layout.of(shared_fields, token_fields)
         self.num_steps = self.num_replayed = 0
-        self._done: tuple[Any, Any] | None = None
+        self._acted = False
         self._restore: list[Callable[[], None]] = []
 
     @property
@@ -93,7 +95,7 @@ class RLEP(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.num_steps = state_dict["num_steps"]
-        if "pool" in state_dict:
+        if "pool" in state_dict and self.collect is not None:
             self.pool.load_state_dict(state_dict["pool"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -102,23 +104,39 @@ class RLEP(Callback):
             return
         # Said now, and not after the first rollout.
         group_advantages(torch.zeros(2), torch.zeros(2).long(), self._estimator(pl_module))
-        before = True
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            before = before and callback is not self
-            if not isinstance(callback, DataFlexCallback):
+        self._check_others(list(trainer.callbacks))  # type: ignore[attr-defined]
+        if self.collect is not None:
+            self._check_writable(Path(self.collect))
+
+    def _check_others(self, callbacks: list[Any]) -> None:
+        place = callbacks.index(self)
+        for i, other in enumerate(callbacks):
+            if not isinstance(other, DataFlexCallback):
                 continue
-            if before and chooses_prompts(callback.pipeline.scorer):
+            if other.config.mechanism == "mix" or (i < place and chooses_prompts(other.pipeline.scorer)):
                 raise ValueError(
-                    f"{callback.name} learns from what prompts are answered, and would take replayed responses for "
-                    "fresh ones. List RLEP before it."
+                    f"{other.name} learns from what prompts are answered, and would take replayed responses for fresh "
+                    f"ones. {'Leave one of them out.' if other.config.mechanism == 'mix' else 'List RLEP before it.'}"
                 )
-            if callback.config.refill is not None:
+            if other.config.refill is not None:
                 raise ValueError(
-                    f"{callback.name} has refill, which drops groups that failed as a whole before RLEP could put "
+                    f"{other.name} has refill, which drops groups that failed as a whole before RLEP could put "
                     "solved responses into them. Use one or the other."
                 )
-        if self.collect is not None and trainer.is_global_zero:
-            Path(self.collect).parent.mkdir(parents=True, exist_ok=True)
+
+    def _check_writable(self, path: Path) -> None:
+        """Said now, and not after the run."""
+        probe = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+        try:
+            if path.is_dir():
+                raise IsADirectoryError("it is a folder")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise ValueError(
+                f"collect is {str(path)!r}, which cannot be written: {error}. Give another file."
+            ) from error
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Be there when the module's point is called, before the callbacks that decide on its batch."""
@@ -128,24 +146,37 @@ class RLEP(Callback):
                 f"RLEP acts at a DataFlexPoint, and {type(pl_module).__name__} has none. Write self.dataflex = "
                 "DataFlexPoint() in its __init__ and batch = self.dataflex(batch) after the advantages."
             )
+        if len(points) > 1:
+            raise ValueError(
+                f"{type(pl_module).__name__} has {len(points)} DataFlexPoints, and RLEP would extend the batch at "
+                "each. Use one."
+            )
         group, estimator = data_parallel_group(pl_module), self._estimator(pl_module)
 
         @torch.compiler.disable(recursive=True)
         def hook(_point: Any, _args: Any, source: Any) -> Any:
             if not trainer.training:
                 return None
-            # What passes through a second point is extended already.
-            if self._done is None or all(source is not each for each in self._done):
-                self._done = source, self._extended(RolloutBatch.of(source, self.fields), estimator, group)
-            return self._done[1]
+            self._acted = True
+            return self._extended(RolloutBatch.of(source, self.fields), estimator, group)
 
         self._restore = [point.register_forward_hook(hook, prepend=True).remove for point in points]
+        forget_compiled_code()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Another batch, whose point is still to be called."""
+        self._acted = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Log what was replayed."""
+        if not self._acted:
+            raise RuntimeError(
+                f"RLEP did not act in this training step of {type(pl_module).__name__}: its DataFlexPoint was not "
+                "called. Call batch = self.dataflex(batch) in every training_step."
+            )
         metrics = {"dataflex/replayed": float(self.num_replayed), "dataflex/pool_size": float(len(self.pool))}
         pl_module.log_dict(metrics, on_step=True, batch_size=1)
-        self.num_steps, self.num_replayed, self._done = self.num_steps + 1, 0, None
+        self.num_steps, self.num_replayed = self.num_steps + 1, 0
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what was collected."""
@@ -157,13 +188,15 @@ class RLEP(Callback):
         self._leave()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the module as it was found; the Trainer does not call `teardown` after an exception."""
+        """Write what was collected, and leave the module as it was found: after an exception nobody else does."""
+        if self._restore:
+            self.on_train_end(trainer, pl_module)
         self._leave()
 
     def _leave(self) -> None:
         while self._restore:
             self._restore.pop()()
-        self._done = None
+        forget_compiled_code()
 
     def _estimator(self, pl_module: LightningModule) -> str | None:
         return self.adv_estimator or setting(pl_module, "adv_estimator")
@@ -179,10 +212,13 @@ class RLEP(Callback):
         if self.num:
             key = (self.seed, self.num_steps)
             source, num = with_replayed(batch, self.pool, self.num, self.layout, estimator, group, *key)
-        self.pool.add(found)
+        self.pool.add(found, self.fields.get("response_mask", "response_mask"))
         self.num_replayed += num
         return source
 
     def _found(self, batch: RolloutBatch) -> list[Any]:
         found = solved(batch, self.layout, self.success_threshold, self.num_steps, self.pool.has_room)
+        if found:
+            # Said now, and not when the pool is to be written.
+            found[0][1].state_dict()
         return [(prompt, sample.on_cpu()) for prompt, sample in found]

@@ -10,6 +10,8 @@ import torch
 
 from lightning_dataflex import Pipeline, build, components
 from lightning_dataflex.core.config import DataFlexConfig
+from lightning_dataflex.core.registry import settings_of
+from lightning_dataflex.functional import combining
 from lightning_dataflex.functional.loss import policy_loss
 from tests.laws import a_batch, built
 from tests.ranks import taken
@@ -55,7 +57,7 @@ def test_scores_of_tables_against_numpy():
         ("sequence_logprob", ()): total(table["old_log_probs"]),
         ("importance_ratio", (("level", "sequence"),)): np.exp(total(ratio)),
         ("importance_ratio", (("level", "geometric"),)): np.exp(mean(ratio)),
-        ("ref_kl", (("level", "sum"), ("estimator", "k1"))): total(away),
+        ("ref_kl", (("level", "sequence"), ("estimator", "k1"))): total(away),
         ("ref_kl", (("level", "mean"), ("estimator", "k2"))): mean(away**2 / 2),
         ("ref_kl", (("level", "mean"),)): mean(np.exp(-away) - 1 + away),
         ("distill_gap", (("level", "mean"),)): mean(gap),
@@ -83,9 +85,9 @@ def test_ratios_far_apart_are_clamped_before_they_overflow():
 
 def test_staleness_counts_steps_since_the_policy_that_generated():
     batch = {"rollout_step": torch.tensor([3, 7, 9]), "response_mask": torch.ones(3, 1)}
-    fresh = {"name": "threshold_band", "params": {"low": -1.0, "high": 4.0}}
+    fresh = {"name": "threshold_band", "params": {"low": -9.0, "high": 4.0}}
     decision = decide("selector", fresh, batch, "staleness", step=7)
-    assert decision.scores.tolist() == [4, 0, 0]
+    assert decision.scores.tolist() == [4, 0, -2]
     assert decision.keep.tolist() == [False, True, True]
 
 
@@ -275,6 +277,69 @@ def test_a_rule_on_tokens_has_their_shape_also_where_nothing_has_a_score():
         assert decide("selector", rule, a_batch() | {"rm_scores": rewards}, "outcome").keep.shape == (12, 5)
     empty = a_batch() | {"response_mask": torch.zeros(12, 5)}
     assert decide("selector", rule, empty, "outcome").keep.shape == (12, 5)
+
+
+def test_padding_is_not_kept_by_the_opposite_of_a_rule_on_tokens():
+    nowhere = {"name": "threshold_band", "params": {"low": 1e4, "high": 2e4}}
+    batch = a_batch()
+    decision = decide("selector", {"name": "not_", "params": {"selector": nowhere}}, batch, "token_entropy")
+    assert torch.equal(decision.keep, batch["response_mask"].bool())
+
+
+def test_conditions_that_all_have_a_scorer_need_none_of_the_block():
+    rule = {"name": "all_of", "params": {"selectors": [LONG, LONG]}}
+    assert decide("selector", rule, a_batch()).num_kept == decide("selector", rule, a_batch(), "outcome").num_kept > 0
+
+
+def test_a_condition_may_bring_the_scorer_of_its_paper():
+    batch = a_batch()
+    rule = {"name": "all_of", "params": {"selectors": [{"selector": "limr"}]}}
+    assert keep(rule, batch) == (batch["limr_score"] > 0.6).tolist()
+    with pytest.raises(ValueError, match="bernoulli acts on any score"):
+        build("selector", "all_of", selectors=[{"selector": "bernoulli"}])
+
+
+def test_resampling_of_groups_goes_with_ppo():
+    assert decide("reweighter", "pf_ppo", a_batch(), adv_estimator="gae").weights.any()
+    with pytest.raises(ValueError, match="adv_estimator 'gae' has no groups"):
+        decide("reweighter", "grpo_s", a_batch(), adv_estimator="gae")
+
+
+def test_a_field_of_another_policy_is_not_said_to_be_that_of_this_one():
+    batch = {k: v for k, v in a_batch().items() if k != "rollout_log_probs"}
+    with pytest.raises(ValueError, match=r'fields=\{"rollout_log_probs": "\.\.\."\}'):
+        decide("reweighter", "tis", batch)
+
+
+def test_a_warning_tells_the_settings_of_each_condition():
+    rule = build("selector", "all_of", selectors=[EASY, LONG])
+    shown = str(settings_of(rule))
+    assert shown == (
+        "{'conditions': [threshold_band(low=0.5, high=2.0, closed=False), "
+        "response_length: threshold_band(low=2.5, high=99.0, closed=False)]}"
+    )
+
+
+def test_columns_feed_rules_on_prompts():
+    batch = a_batch() | {"rate": [0.5, 0.9, 0.1] * 4}
+    column = {"name": "metadata", "params": {"column": "rate", "granularity": "prompt"}}
+    rule = {"name": "dots", "params": {"fraction": 0.3}}
+    assert decide("selector", rule, batch, column).keep.nonzero().flatten().tolist() == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize(
+    ("actuator", "scorer"),
+    [("tis", "advantage"), ("odsw", "group_std"), ("gtpo", "token_prob"), ("advantage_reweight", "sequence_logprob")],
+)
+def test_a_score_of_another_kind_is_refused(actuator, scorer):
+    with pytest.raises(ValueError, match=f"{actuator} follows the .*, but {scorer} measures the"):
+        decide("reweighter", actuator, a_batch(), scorer)
+
+
+def test_a_small_signal_has_a_zscore_as_a_large_one():
+    for scale in (1e-7, 1.0, 1e20):
+        scores = combining.standardised(torch.tensor([0.0, 1.0, 3.0]) * scale)
+        np.testing.assert_allclose(scores, [-1.0690, -0.2673, 1.3363], atol=1e-4)
 
 
 def test_a_field_that_an_actuator_cannot_read_leaves_the_sample_out():

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dataflex import GFPO, SPEED, Pipeline, build
+from lightning_dataflex import GFPO, SPEED, Pipeline, ReplayPool, RolloutBatch, build
 from lightning_dataflex.core.history import Visits
+from lightning_dataflex.core.replay import solved, with_replayed
+from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.functional import (
     drawing,
     mixing,
@@ -236,6 +238,16 @@ def per(given, want, case):
 def rlep(given, want, case):
     rewards = exact(given["fresh"] + given["replayed"])
     close(grpo_advantages(rewards, torch.zeros(len(rewards)).long(), eps=given["eps"]), want)
+
+    def group(outcomes: list[float]) -> RolloutBatch:
+        fields = {"response_mask": torch.ones(len(outcomes), 1), "advantages": torch.zeros(len(outcomes))}
+        return RolloutBatch(flat({"q": outcomes}) | fields)
+
+    pool = ReplayPool()
+    pool.add(solved(group(given["replayed"]), Layout(), 0.5))
+    batch, num = with_replayed(group(given["fresh"]), pool, 2, Layout(), "grpo", None, 0)
+    close(batch["advantages"], want, atol=1e-6)
+    assert num == 2
 
 
 # -- reweight ----------------------------------------------------------------------------------------------------------

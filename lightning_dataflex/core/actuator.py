@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from torch import Tensor
 from lightning_dataflex.core.domains import DomainStats, DomainSums
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import check_length, checked_index, measure_of, scored_rows, tokens_of
-from lightning_dataflex.core.tidy import TidyBatch, placed
+from lightning_dataflex.core.tidy import TidyBatch, fields_screened, placed
 from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.weighting import finite_weights, mean_one
 
 Normalize = Literal["tokens", "samples", "abs_advantage", "none"]
@@ -33,29 +34,30 @@ class Actuator(ABC):
     """The granularities of scores that the rule understands."""
     needs_groups: bool = False
     """Whether the rule compares the samples of one prompt."""
+    any_estimator: ClassVar[bool] = False
+    """Of a rule that compares them: whether the advantage estimator may be one that does not."""
     row_wise: ClassVar[bool] = False
     """Whether what becomes of a sample depends on that sample alone, scaling aside; see `Scorer.row_wise`."""
     changes_advantages: bool = False
     """Whether kept samples are trained with advantages of this rule's own; see `Selector.advantages`."""
+    signals: ClassVar[Sequence[str]] = ()
+    """Of the scorers that the rule can use, their `signal`; empty for any."""
+    screened: Sequence[str] | None = None
+    """The fields in which a NaN leaves a sample without an action, not kept or of weight 0; None for `requires`."""
+    remembers: bool = False
+    """Whether what it does follows from earlier batches too: ranks must then see the same ones."""
     needs_progress: bool = False
     """Whether the rule must be told the share of the run that is over."""
-    default_scorer: ClassVar[str | Mapping[str, Any]] = ""
+    default_scorer: str | Mapping[str, Any] = ""
     """The scorer of its paper, as a configuration names it; empty for a rule on any score."""
     paper: ClassVar[str] = ""
     """Where the rule was published."""
 
-    @property
-    def screened(self) -> Sequence[str]:
-        """The fields in which a NaN leaves a sample without an action: not kept, or a weight of 0."""
-        return self.requires
-
-    @property
-    def remembers(self) -> bool:
-        """Whether what it does follows from earlier batches too: ranks must then see the same ones."""
-        return False
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for name in ("requires", "granularities"):
+            if isinstance(getattr(cls, name), str):
+                raise ValueError(f"{cls.__name__}.{name} is {getattr(cls, name)!r}. Give a list of names.")
         if "act" in vars(cls):
             # Those of a base belong to the base's own act.
             if "columns" not in vars(cls):
@@ -117,7 +119,7 @@ class Selector(Actuator):
 
     def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` keeps as a mask: (N,) bool, or (N, L) for a rule on tokens."""
-        batch, scores, rows = scored_rows(batch, scores, self.screened)
+        batch, scores, rows = scored_rows(batch, scores, fields_screened(self))
         if not rows.any():
             return torch.zeros_like(scores, dtype=torch.bool)
         tidy = TidyBatch(batch, rows)
@@ -161,19 +163,19 @@ class Reweighter(Actuator):
     """
 
     def __init__(self, normalize: Normalize | None = None) -> None:
-        if normalize is not None and normalize not in get_args(Normalize):
-            raise ValueError(f"normalize is {normalize!r}. Use one of {', '.join(get_args(Normalize))}.")
         if normalize is not None:
+            check_choice("normalize", normalize, Normalize)
             self.normalize = normalize
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "act" in vars(cls):
             cls.act = _on_scored_rows(cls.act, _scaled_weights)  # type: ignore[method-assign]
+        check_choice(f"{cls.__name__}.normalize", cls.normalize, Normalize)
 
     def unscaled(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` gives, before it is scaled: finite, and 0 for a sample without a score."""
-        batch, scores, rows = scored_rows(batch, scores, self.screened)
+        batch, scores, rows = scored_rows(batch, scores, fields_screened(self))
         if not rows.any():
             return torch.zeros_like(scores if scores.dtype == torch.float64 else scores.float())
         tidy = TidyBatch(batch, rows)
@@ -199,7 +201,7 @@ class Reweighter(Actuator):
 
 
 def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
-    batch, scores, rows = scored_rows(batch, scores, self.screened)
+    batch, scores, rows = scored_rows(batch, scores, fields_screened(self))
     weights = self.unscaled(scores, batch, **ctx)
     if self.normalize == "none":
         return weights
@@ -232,8 +234,6 @@ class Mixer(Actuator):
     """
 
     granularities = ("domain", "prompt", "response", "token")
-    signals: ClassVar[Sequence[str]] = ()
-    """Of the scorers that the rule can use, their `signal`; empty for any."""
     default_scorer = "reward_difficulty"
     needs_data: ClassVar[bool] = True
     """Whether the rule has nothing to say before the first step."""

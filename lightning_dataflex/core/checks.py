@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
-FLOAT_MAX = torch.finfo(torch.float32).max
-"""The largest number that a weight can be."""
-
 
 def check_range(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise a ValueError unless low <= value <= high (low < value when open_low).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_dataflex.core.actuator import Actuator, Selector
+from lightning_dataflex.core.actuator import Actuator, Mixer, Selector
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.scorer import Scorer
 
@@ -58,18 +58,17 @@ def validate_compat(scorer: Scorer, actuator: Actuator, adv_estimator: str | Non
             f"{registered_name(actuator)} takes scores of a {' or '.join(actuator.granularities)}, but "
             f"{registered_name(scorer)} scores each {scorer.granularity}. Choose another scorer or actuator."
         )
-    signals = getattr(actuator, "signals", ())
+    signals, of_domain = actuator.signals, isinstance(actuator, Mixer)
     if signals and scorer.signal and scorer.signal not in signals:
         raise ValueError(
-            f"{registered_name(actuator)} follows the {' or '.join(signals)} of a domain, but "
-            f"{registered_name(scorer)} measures the {scorer.signal}. Leave the scorer out to use "
-            f"{getattr(actuator, 'default_scorer', '')}."
+            f"{registered_name(actuator)} follows the {' or '.join(signals)}{' of a domain' if of_domain else ''}, but "
+            f"{registered_name(scorer)} measures the {scorer.signal}. Leave the scorer out to use that of its paper."
         )
     if adv_estimator is None:
         return
     check_estimator(adv_estimator)
     for part in (scorer, actuator):
-        if part.needs_groups and adv_estimator in OTHER_ESTIMATORS:
+        if part.needs_groups and adv_estimator in OTHER_ESTIMATORS and not getattr(part, "any_estimator", False):
             raise ValueError(
                 f"{registered_name(part)} compares the samples of a group, but adv_estimator {adv_estimator!r} has no "
                 f"groups. Use a group estimator ({', '.join(sorted(GROUP_ESTIMATORS))}), or a part without groups."

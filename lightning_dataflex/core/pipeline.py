@@ -20,7 +20,7 @@ from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
 from lightning_dataflex.core.rows import measure_of
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers, scaled
-from lightning_dataflex.core.tidy import scorable, scored
+from lightning_dataflex.core.tidy import fields_screened, scorable, scored
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.weighting import rescaled, unit_scale
 from lightning_dataflex.sync import Group, exchanged
@@ -154,7 +154,12 @@ class Pipeline:
         if fell_back:
             keep = numbers["scored"][rows]
             action, numbers = Action(action.scores, keep, keep.float()), counting_alike(numbers)
-        elif isinstance(self.actuator, Reweighter) and self._scales:
+        elif isinstance(self.actuator, Reweighter) and not self._scales:
+            if numbers["scored"].any() and not numbers["weight_mean"].any():
+                warn_once(
+                    self, f"{registered_name(self.actuator)} gave every sample a weight of 0, and nothing is learned."
+                )
+        elif isinstance(self.actuator, Reweighter):
             action, numbers = self._scaled(self.actuator, action, numbers, rows)
         decision = self._decision(local(), action, numbers, fell_back)
         if decision.metrics["n_nan"] > 0:
@@ -201,7 +206,7 @@ class Pipeline:
 
     def _action(self, batch: RolloutBatch, step_id: int, progress: float | None) -> Action:
         scores = self.scorer.score(batch, step_id)
-        missing = ~scorable(batch, self.actuator.screened).to(scores.device)
+        missing = ~scorable(batch, fields_screened(self.actuator)).to(scores.device)
         if missing.any():
             # What the actuator cannot read has no score either: it is not kept, and counted.
             scores = torch.where(missing if scores.dim() == 1 else missing[:, None], torch.nan, scores)

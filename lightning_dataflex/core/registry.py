@@ -97,6 +97,12 @@ def registered_name(component: object) -> str:
     return type(component).__name__
 
 
+def settings_of(component: object) -> dict[str, Any]:
+    """What a component was built with, as far as it keeps it; not what its class says of every such component."""
+    base = next(base for base in BASES.values() if isinstance(component, base))
+    return {key: value for key, value in vars(component).items() if key[0] != "_" and not hasattr(base, key)}
+
+
 def lookup(kind: Kind, name: str) -> type:
     """The class registered under a name; a ValueError names the nearest."""
     known = components(kind)

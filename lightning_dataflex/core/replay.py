@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
-from lightning_dataflex.core.sample_group import SampleGroup, filled
+from lightning_dataflex.core.sample_group import SampleGroup
 from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken, trimmed
 from lightning_dataflex.functional.advantages import group_advantages
+from lightning_dataflex.functional.groups import TOLERANCE
 from lightning_dataflex.functional.visits import uniform
 from lightning_dataflex.sync import Group, exchanged
 
@@ -50,12 +51,16 @@ class ReplayPool:
         """Whether another response of this prompt would be kept."""
         return len(self._samples.get(prompt, ())) < self.max_per_prompt
 
-    def add(self, samples: Sequence[tuple[int, SampleGroup]]) -> int:
-        """Keep responses, each with the id of its prompt; how many were new and had room."""
+    def add(self, samples: Sequence[tuple[int, SampleGroup]], mask: str = "response_mask") -> int:
+        """Keep responses, each with the id of its prompt; how many were new and had room.
+
+        Args:
+            mask: What their batch calls `response_mask`: two with the same valid `input_ids` are the same.
+        """
         before = len(self)
         for prompt, sample in samples:
             there = self._samples.setdefault(prompt, [])
-            if self.has_room(prompt) and not any(_same(sample, each) for each in there):
+            if self.has_room(prompt) and not any(_same(sample, each, mask) for each in there):
                 there.append(sample.on_cpu())
         return len(self) - before
 
@@ -72,8 +77,9 @@ class ReplayPool:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
+        most = self.max_per_prompt
         self._samples = {
-            prompt: [SampleGroup.of_state(each) for each in there] for prompt, there in state["samples"].items()
+            prompt: [SampleGroup.of_state(each) for each in there[:most]] for prompt, there in state["samples"].items()
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -118,7 +124,7 @@ def solved(
     """
     ids = prompt_ids(by_prompt(batch)).tolist()
     found = []
-    for row in (batch.outcomes > threshold).nonzero().flatten().tolist():
+    for row in (batch.outcomes.double() > threshold + TOLERANCE).nonzero().flatten().tolist():
         if wanted is None or wanted(ids[row]):
             one = RolloutBatch(taken(batch, torch.tensor([row]), layout), batch.fields)
             one = RolloutBatch(trimmed(one, layout, strict=False), batch.fields)
@@ -131,7 +137,7 @@ def with_replayed(
 ) -> tuple[Any, int]:
     """The batch with at most `num` responses of the pool in each group, and how many came in on all ranks.
 
-    A collective. They stand behind the samples of their group, and all advantages are those of the groups with them.
+    A collective. They stand behind the samples of their group, and its advantages are those of the group with them.
 
     Source: RLEP, Zhang et al. 2025, arXiv:2507.07451.
 
@@ -146,19 +152,25 @@ def with_replayed(
     """
     everyone, mine = exchanged(lambda: ({"uid": batch.group_ids}, len(batch)), group)
     chosen = _chosen(batch, everyone["uid"], mine, pool, num, key)
-    whole = batch if not chosen else _put_in(batch, chosen, layout)
-
-    def rewards() -> tuple[dict[str, Tensor], int]:
-        return {"rm_scores": whole.outcomes, "uid": whole.group_ids}, len(whole)
-
-    all_rows, rows = exchanged(rewards, group)
+    # Inside of the exchange, which tells the other ranks of an error.
+    extended = functools.cache(lambda: _put_in(batch, chosen, layout) if chosen else batch)
+    all_rows, rows = exchanged(
+        lambda: ({"rm_scores": extended().outcomes, "uid": extended().group_ids}, len(extended())), group
+    )
+    whole = extended()
     num_added = len(all_rows["uid"]) - len(everyone["uid"])
     if not num_added:
         return batch.source, 0
     advantages = group_advantages(all_rows["rm_scores"], all_rows["uid"], estimator)[rows]
     there = torch.as_tensor(whole["advantages"])
     spread_out = advantages if there.dim() == 1 else advantages[:, None] * whole.token_mask
-    return whole.replaced({"advantages": spread_out.to(there)}), num_added
+    # A group without a replayed response keeps what the module gave it.
+    names, sizes = torch.unique(torch.cat([all_rows["uid"], everyone["uid"]]), return_counts=True)
+    old_sizes = torch.unique(everyone["uid"], return_counts=True)[1]
+    grown = names[sizes != 2 * old_sizes]
+    changed = torch.isin(whole.group_ids, grown).to(there.device)
+    changed = changed if there.dim() == 1 else changed[:, None]
+    return whole.replaced({"advantages": torch.where(changed, spread_out.to(there), there)}), num_added
 
 
 def _chosen(
@@ -175,39 +187,44 @@ def _chosen(
 
 def _put_in(batch: RolloutBatch, chosen: Mapping[int, Sequence[SampleGroup]], layout: Layout) -> RolloutBatch:
     columns, name = per_sample(batch, layout), batch.fields.get("uid", "uid")
-    parts, order = [(columns, batch.token_mask.shape[1])], list(range(len(batch)))
-    for row, samples in chosen.items():
-        uid = columns[name][row]
-        for sample in samples:
+    parts, order = [(columns, batch.token_mask.shape[1])], []
+    for row in range(len(batch)):
+        order.append(row)
+        for sample in chosen.get(row, ()):
             lacking = set(columns) ^ set(sample.columns)
             if lacking:
                 raise ValueError(
                     f"{', '.join(sorted(map(str, lacking)))} is not a field of both the pool's responses and the "
                     "rollout batch. Collect the pool with the module that it is replayed to."
                 )
-            renamed = replace(sample, columns=sample.columns | {name: filled(sample.columns[name], uid)})
-            parts.append((_like(renamed.columns, columns), sample.width))
-            order.insert(order.index(row) + 1, len(order))
+            renamed = sample.columns | {name: columns[name][row : row + 1]}
+            order.append(len(batch) + len(parts) - 1)
+            parts.append((_like(renamed, columns), sample.width))
     whole = RolloutBatch(rebuilt(batch.source, joined(parts, layout, batch.fields)), batch.fields)
     return RolloutBatch(taken(whole, torch.tensor(order), layout), batch.fields)
 
 
 def _like(columns: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """The same columns on the devices of the others."""
-    return {
-        name: value.to(others[name].device) if isinstance(value, Tensor) and isinstance(others[name], Tensor) else value
-        for name, value in columns.items()
-    }
+    """The same columns on the devices and in the number types of the others."""
+    result = {}
+    for name, value in columns.items():
+        there = others[name]
+        if isinstance(value, Mapping) and isinstance(there, Mapping) and set(value) == set(there):
+            value = _like(value, there)
+        elif isinstance(value, Tensor) and isinstance(there, Tensor):
+            value = value.to(there)
+        result[name] = value
+    return result
 
 
-def _same(one: SampleGroup, other: SampleGroup) -> bool:
+def _same(one: SampleGroup, other: SampleGroup, mask: str) -> bool:
     """Whether two responses have the same tokens, as far as their batch says which they have."""
-    tokens = [_tokens(each) for each in (one, other)]
+    tokens = [_tokens(each, mask) for each in (one, other)]
     return tokens[0] is not None and tokens[0] == tokens[1]
 
 
-def _tokens(sample: SampleGroup) -> list[int] | None:
-    ids, mask = sample.columns.get("input_ids"), sample.columns.get("response_mask")
-    if not isinstance(ids, Tensor) or mask is None:
+def _tokens(sample: SampleGroup, mask: str) -> list[int] | None:
+    ids, valid = sample.columns.get("input_ids"), sample.columns.get(mask)
+    if not isinstance(ids, Tensor) or valid is None:
         return None
-    return ids[0, ids.shape[1] - sample.width :][torch.as_tensor(mask)[0] != 0].tolist()
+    return ids[0, ids.shape[1] - sample.width :][torch.as_tensor(valid)[0] != 0].tolist()

@@ -127,7 +127,8 @@ class RolloutBatch:
     def missing(self, name: str) -> str:
         """What to tell the user when a field is missing."""
         has = [str(key) for key in self.keys() if not str(key).startswith(ORIGINAL)]
-        near = (difflib.get_close_matches(name, has, 1) or ["..."])[0]
+        # What has a meaning of its own is not what is missing under another name.
+        near = (difflib.get_close_matches(name, [key for key in has if key not in FIELDS], 1) or ["..."])[0]
         return (
             f"The rollout batch has no field {name!r}. It has: {', '.join(has) or 'no fields'}. "
             f'If it carries it under another name, map it: fields={{"{name}": "{near}"}}.'

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.containers import ORIGINAL, copy_with, is_verl, stores
 from lightning_dataflex.core.global_batch import is_per_sample
-from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
+from lightning_dataflex.core.rollout import ALIASES, FIELDS, RolloutBatch
 from lightning_dataflex.packing import Block
 from lightning_dataflex.packing import joined as joined_columns
 
@@ -133,6 +133,8 @@ def joined(parts: Sequence[tuple[Columns, int]], layout: Layout, names: Mapping[
     for name in aligned[0]:
         values = [columns[name] for columns in aligned]
         if name in tokens and all(isinstance(value, Tensor) and value.dim() > 1 for value in values):
+            for value, (_, width) in zip(values, parts):
+                _check_tokens(str(name), value, width)
             prompts = [value.shape[1] - width for value, (_, width) in zip(values, parts)]
             for columns, value, length in zip(aligned, values, prompts):
                 columns[name] = _left_padded(value, max(prompts) - length)
@@ -163,6 +165,7 @@ def trimmed(batch: RolloutBatch, layout: Layout, *, strict: bool = True) -> Any:
     for name, value in columns.items():
         wide = isinstance(value, (Tensor, np.ndarray)) and value.ndim > 1
         if wide and name in tokens:
+            _check_tokens(str(name), value, width)
             columns[name] = value[:, : value.shape[1] - cut]
         elif strict and wide and value.shape[1] == width:
             raise ValueError(
@@ -198,6 +201,7 @@ def blanked(batch: RolloutBatch) -> Any:
 
 def _token_names(layout: Layout, names: Mapping[str, str] | None) -> set[str]:
     known = [(names or {}).get(name, name) for name in FIELDS if name not in ("uid", "domain")]
+    known += [alias for name, alias in ALIASES.items() if name in FIELDS]
     return {*layout.token_fields, *known, *(ORIGINAL + name for name in known)}
 
 
@@ -237,12 +241,30 @@ def _joined(parts: Sequence[Columns]) -> Columns:
     for name, first in parts[0].items():
         values = [part[name] for part in parts]
         if isinstance(first, Mapping):
+            for key, each in first.items():
+                _check_same_width(f"{name}.{key}", [value[key] for value in values], each)
             result[name] = _joined(values)
         elif is_per_sample(first):
             result |= joined_columns([Block(len(value), {name: value}) for value in values])
         else:
             result[name] = first
     return result
+
+
+def _check_tokens(name: str, value: Any, width: int) -> None:
+    if value.shape[1] < width:
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)}, and there are {width} response tokens, which must lie along its "
+            "second dimension. Give it as (samples, tokens, ...)."
+        )
+
+
+def _check_same_width(name: str, values: Sequence[Any], like: Any) -> None:
+    if isinstance(like, (Tensor, np.ndarray)) and like.ndim > 1 and len({value.shape[1] for value in values}) > 1:
+        raise ValueError(
+            f"{name} has other widths in different rollouts, and nobody can say how they belong together inside of a "
+            "mapping. Put it into the batch itself, and name it in token_fields if its last columns are responses."
+        )
 
 
 def _left_padded(value: Tensor, num_columns: int) -> Tensor:

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from lightning_dataflex.core.global_batch import telling_columns
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.tidy import TidyBatch, placed, scorable
+from lightning_dataflex.core.tidy import TidyBatch, fields_screened, placed, scorable
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.packing import joined, packed, unpacked
 
@@ -65,8 +65,12 @@ class Scorer(Metric):
 
     With an actuator that is row-wise too, every rank decides on its own samples, and a few numbers of each travel.
     """
+    screened: Sequence[str] | None = None
+    """The fields in which a NaN leaves a sample without a score; None for `requires`."""
+    remembers: bool = False
+    """Whether a score follows from earlier batches too: ranks must then see the same ones."""
     signal: ClassVar[str] = ""
-    """What it measures, for mixers that need a score of a kind: reward, advantage, variance or probability."""
+    """What it measures, for rules that need a score of a kind: reward, advantage, variance, probability, ratio, ..."""
     paper: ClassVar[str] = ""
     """Where the signal was published."""
     screens: ClassVar[bool] = False
@@ -100,16 +104,6 @@ class Scorer(Metric):
     def add_state(self, name: str, default: Any, dist_reduce_fx: Any = None, persistent: bool = True) -> None:
         """As `Metric.add_state`, but saved in the checkpoint unless said otherwise."""
         super().add_state(name, default, dist_reduce_fx, persistent)
-
-    @property
-    def screened(self) -> Sequence[str]:
-        """The fields in which a NaN leaves a sample without a score."""
-        return self.requires
-
-    @property
-    def remembers(self) -> bool:
-        """Whether a score follows from earlier batches too: ranks must then see the same ones."""
-        return False
 
     @property
     def recipe(self) -> str:
@@ -150,7 +144,9 @@ class Scorer(Metric):
         blocks = [block for each in rows for block in unpacked(each)]
         if not sum(block.num_rows for block in blocks):
             return torch.empty(0, device=self.device)
-        return self.score(RolloutBatch(joined(blocks)), int(self.step_id), remember=False)
+        # A rule of plain code may take no context.
+        context = {"remember": False} if self.remembers else {}
+        return self.score(RolloutBatch(joined(blocks)), int(self.step_id), **context)
 
     def set_dtype(self, dst_type: str | torch.dtype) -> Scorer:
         """As `Metric.set_dtype`; what is collected stays exact."""
@@ -192,7 +188,7 @@ def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:
 
 def scores_on(scorer: Scorer, batch: RolloutBatch, step_id: int, **ctx: Any) -> Tensor:
     """The scores of all rows of a batch, NaN of those that cannot be scored."""
-    rows = scorable(batch, scorer.screened)
+    rows = scorable(batch, fields_screened(scorer))
     tidy = TidyBatch(batch, rows)
     if scorer.needs_groups and "uid" in batch and _all_alone(tidy):
         warn_once(

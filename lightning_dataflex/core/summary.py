@@ -24,7 +24,7 @@ RowNumbers = dict[str, Tensor]
 def row_numbers(
     batch: RolloutBatch, keep: Tensor, weights: Tensor, scored: Tensor, measure: Tensor | None = None
 ) -> RowNumbers:
-    """A few numbers of each sample, 29 bytes, in place of its tokens.
+    """A few numbers of each sample, 29 bytes, or 37 with a measure, in place of its tokens.
 
     Args:
         keep: (N,) bool, or (N, L).

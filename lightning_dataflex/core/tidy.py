@@ -120,6 +120,11 @@ def scorable(batch: RolloutBatch, names: Iterable[str]) -> Tensor:
     return rows
 
 
+def fields_screened(part: Any) -> Iterable[str]:
+    """The fields in which a NaN leaves a sample out for a scorer or an actuator."""
+    return part.requires if part.screened is None else part.screened
+
+
 def scored(batch: RolloutBatch, scores: Tensor) -> Tensor:
     """(N,) bool: the samples that have a valid token and a score."""
     return ~unscored(scores) & (batch.num_tokens > 0).to(scores.device)

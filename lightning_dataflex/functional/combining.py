@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def percentile_rank(scores: Tensor) -> Tensor:
-    """Share of the others that a score is above of, equal ones counted half, in [0, 1]; 1/2 for one alone.
+    """Share of the others that lie below a score, equal ones counted half, in [0, 1]; 1/2 for one alone.
 
     Example:
         >>> percentile_rank(torch.tensor([3.0, 1.0, 1.0, torch.nan]))
@@ -28,14 +28,17 @@ def percentile_rank(scores: Tensor) -> Tensor:
     return result
 
 
-def standardised(scores: Tensor, eps: float = 1e-6) -> Tensor:
-    """(s - mean) / (std + eps) with the population's standard deviation; 0 where all are equal.
+def standardised(scores: Tensor) -> Tensor:
+    """(s - mean) / std with the population's standard deviation; 0 where all are equal.
 
     An infinite score is the end of the others' range, where a mean would leave nothing but NaN.
 
+    Args:
+        scores: (N,).
+
     Example:
         >>> standardised(torch.tensor([1.0, 3.0, torch.nan]))
-        tensor([-1.0000,  1.0000,     nan])
+        tensor([-1.,  1., nan])
     """
     valid = ~scores.isnan()
     exact = scores[valid].double()
@@ -44,11 +47,12 @@ def standardised(scores: Tensor, eps: float = 1e-6) -> Tensor:
         return result
     finite = exact[exact.isfinite()]
     exact = exact.clamp(finite.min(), finite.max()) if len(finite) else exact.sign()
-    # Within -1..1, so that no square overflows.
-    scale = exact.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
-    centred = exact / scale - (exact / scale).mean()
-    spread = centred.square().mean().sqrt()
-    result[valid] = (centred / (spread + eps / scale)).to(scores)
+    # Within -1..1, so that no square overflows, and none is lost.
+    centred = exact - exact.mean()
+    size = centred.abs().max()
+    equal = exact.max() - exact.min() <= 1e-12 * exact.abs().max()
+    centred = torch.where(equal, 0.0, centred / size)
+    result[valid] = torch.where(equal, 0.0, centred / centred.square().mean().sqrt()).to(scores)
     return result
 
 

@@ -18,7 +18,7 @@ def drawn(log_chances: Tensor, num: int, ids: Tensor, *key: int) -> Tensor:
     Source: Gumbel top-k, Kool et al. 2019, arXiv:1903.06059.
 
     Args:
-        log_chances: (N,); -inf and NaN are drawn never.
+        log_chances: (N,); -inf and NaN are never drawn.
         num: How many, at most.
         ids: (N,) distinct integers.
         key: Seed and step.

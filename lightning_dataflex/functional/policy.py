@@ -5,11 +5,12 @@ Every function takes (N, L) tables and the mask of valid tokens, and gives 0 out
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.loss import MAX_LOG_RATIO, KLEstimator, token_kl
 from lightning_dataflex.functional.tokens import as_float
 
@@ -28,7 +29,7 @@ def kl_to(log_probs: Tensor, other: Tensor, response_mask: Tensor, estimator: KL
     return torch.where(response_mask.bool(), token_kl(ratio, estimator), 0.0)
 
 
-def importance_ratio(log_ratio: Tensor, response_mask: Tensor, level: Level = "token") -> Tensor:
+def importance_ratio(log_ratios: Tensor, response_mask: Tensor, level: Level = "token") -> Tensor:
     """exp of a log-ratio of two policies: (N, L) of tokens, else (N,) of responses; 1 for an empty response.
 
     The log-ratio is clamped to +-20 before it is exponentiated, that of a whole response too.
@@ -36,21 +37,21 @@ def importance_ratio(log_ratio: Tensor, response_mask: Tensor, level: Level = "t
     Source: `geometric` is the sequence ratio of GSPO, Zheng et al. 2025, arXiv:2507.18071, equation 7.
 
     Args:
-        log_ratio: (N, L) log of new over old probabilities.
+        log_ratios: (N, L) log of new over old probabilities.
         response_mask: (N, L); what stands elsewhere is not read.
         level: `token`, `sequence` for the product over a response, `geometric` for its geometric mean.
 
     Example:
-        >>> log_ratio, mask = torch.tensor([[0.0, 2.0, 9.0]]).log1p(), torch.tensor([[1, 1, 0]])
-        >>> importance_ratio(log_ratio, mask), importance_ratio(log_ratio, mask, "sequence")
+        >>> ratios, mask = torch.tensor([[0.0, 2.0, 9.0]]).log1p(), torch.tensor([[1, 1, 0]])
+        >>> importance_ratio(ratios, mask), importance_ratio(ratios, mask, "sequence")
         (tensor([[1., 3., 0.]]), tensor([3.]))
     """
-    check_level(level)
+    check_choice("level", level, Level)
     valid = response_mask.bool()
-    log_ratio = torch.where(valid, as_float(log_ratio), 0.0)
+    log_ratios = torch.where(valid, as_float(log_ratios), 0.0)
     if level == "token":
-        return torch.where(valid, log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 0.0)
-    total = log_ratio.sum(-1)
+        return torch.where(valid, log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 0.0)
+    total = log_ratios.sum(-1)
     total = total / valid.sum(-1).clamp(min=1) if level == "geometric" else total
     return total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
@@ -64,9 +65,3 @@ def log_ratio(log_probs: Tensor, other: Tensor) -> Tensor:
     """
     log_probs, other = as_float(log_probs), as_float(other)
     return torch.where(log_probs == other, 0.0, log_probs - other)
-
-
-def check_level(level: str, allowed: Any = Level, name: str = "level") -> None:
-    """Raise a ValueError for a name that is not among those of a Literal."""
-    if level not in get_args(allowed):
-        raise ValueError(f"{name} is {level!r}. Use one of {', '.join(get_args(allowed))}.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import TOLERANCE, group_mean, group_spread, group_std
 from lightning_dataflex.functional.tokens import as_float
 
@@ -60,8 +61,8 @@ def solve_rate(outcomes: Tensor, group: Tensor, num_groups: int, *, success_thre
 def reward_variance(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
     """Population variance of each sample's group, times 4: 1 at most for rewards in [0, 1].
 
-    Source: VCRL, Jiang et al. 2025, arXiv:2509.19803. There it is divided by the largest that so many rewards of 0 and
-    1 can have, which for an even number is 1 / 4.
+    Source: VCRL, Jiang et al. 2025, arXiv:2509.19803: the variance over the largest that an even number of rewards of 0
+    and 1 can have, 4 q (1 - q) of a solve rate q, which never reaches 1 for an odd number.
 
     Args:
         outcomes: (N,); a NaN outcome is no data, and its own score is NaN.
@@ -71,9 +72,7 @@ def reward_variance(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
         >>> reward_variance(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 0]), 1)
         tensor([0.7500, 0.7500, 0.7500, 0.7500])
     """
-    valid = torch.isfinite(outcomes)
-    variance = group_std(outcomes, group, num_groups, valid, correction=0).square()[group]
-    return torch.where(valid, 4 * variance, torch.nan).to(outcomes.dtype)
+    return 4 * reward_spread(outcomes, group, num_groups, power=2)
 
 
 def reward_spread(
@@ -131,7 +130,7 @@ def advantage_magnitude(
         >>> advantage_magnitude(torch.tensor([[1.0, -3.0, 9.0]]), torch.tensor([[1, 1, 0]]))
         tensor([2.])
     """
-    check_reduction(reduction)
+    check_choice("agg", reduction, TokenReduction)
     size = as_float(advantages).abs()
     if response_mask is None:
         return size if size.dim() == 1 else getattr(torch, "amax" if reduction == "max" else reduction)(size, -1)
@@ -206,9 +205,3 @@ def unscored(scores: Tensor) -> Tensor:
         (tensor([False,  True]), tensor([ True, False]))
     """
     return scores.isnan() if scores.dim() == 1 else scores.isnan().any(-1)
-
-
-def check_reduction(reduction: str) -> None:
-    """Raise a ValueError for a name that is no `TokenReduction`."""
-    if reduction not in get_args(TokenReduction):
-        raise ValueError(f"agg is {reduction!r}. Use one of {', '.join(get_args(TokenReduction))}.")

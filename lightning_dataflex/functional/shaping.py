@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import TOLERANCE, group_rank, group_size
-from lightning_dataflex.functional.weighting import softmax
+from lightning_dataflex.functional.weighting import FLOAT_MAX, softmax
 
 ENTROPY_EPS = 1e-8
 """Added to an entropy before it is inverted."""
-
-FLOAT_MAX = torch.finfo(torch.float32).max
 
 Resample = Literal["bon", "br", "bw"]
 Stage = Literal["easy", "medium", "hard"]
 
 
 def best_of(rewards: Tensor, group: Tensor, mode: Resample = "bon") -> Tensor:
-    """Share of each response in its group: of the best, of the best and a random one, of the best and the worst.
+    """How often each response is drawn when its group is drawn anew, as a share: the best, or it and another.
 
-    They sum to 1 in each group; of equal rewards the earliest is the best, and the worst. In a group of one, and
+    The shares sum to 1 in each group; of equal rewards the earliest is the best, and the worst. In a group of one, and
     where best and worst are equal, `bw` gives everything to the best.
 
     Source: PF-PPO, Shen and Zhang 2024, arXiv:2409.06957. `br` is the expectation over the random response: 1/2 for the
@@ -38,8 +37,7 @@ def best_of(rewards: Tensor, group: Tensor, mode: Resample = "bon") -> Tensor:
         >>> best_of(torch.tensor([0.2, 0.9, -0.5, 0.4]), torch.zeros(4).long(), "bw")
         tensor([0.0000, 0.5000, 0.5000, 0.0000])
     """
-    if mode not in get_args(Resample):
-        raise ValueError(f"mode is {mode!r}. Use one of {', '.join(get_args(Resample))}.")
+    check_choice("mode", mode, Resample)
     valid = ~rewards.isnan()
     weights = torch.zeros_like(rewards)
     if not valid.any():
@@ -127,9 +125,9 @@ def stage_weight(rate: Tensor, stage: Stage, all_failed: float = 0.25) -> Tensor
         >>> stage_weight(torch.tensor([0.0, 0.25, 0.75]), "hard")
         tensor([0.2500, 1.0000, 0.7071])
     """
-    if stage not in get_args(Stage):
-        raise ValueError(f"stage is {stage!r}. Use one of {', '.join(get_args(Stage))}.")
-    curve = (rate.double() * math.pi).sin().clamp(min=0)
+    check_choice("stage", stage, Stage)
+    # At a rate of 1 exactly 0, which pi in floating point misses.
+    curve = torch.where((rate > TOLERANCE) & (rate < 1 - TOLERANCE), (rate.double() * math.pi).sin(), 0.0)
     if stage == "easy":
         curve = torch.where(rate > 0.5 + TOLERANCE, 1.0, curve)
     if stage == "hard":
@@ -141,8 +139,8 @@ def stage_weight(rate: Tensor, stage: Stage, all_failed: float = 0.25) -> Tensor
 def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solved: Tensor, amount: float) -> Tensor:
     """1 + amount * share * count of each valid token, (N, L): how a token's entropy stands at its place in its group.
 
-    Of the solved responses of the group that are as long, `count` many, the share is H / sum of H; of the others it is
-    (1 / H) / sum of 1 / H. The shares of a place sum to 1, so that its weights have the mean 1 + amount.
+    Of the solved responses of the group that reach the place, `count` many, the share is H / sum of H; of the failed
+    ones it is (1 / H) / sum of 1 / H. The shares of a place sum to 1, so that its weights have the mean 1 + amount.
 
     Source: GTPO, Tan et al. 2025, arXiv:2508.04349, equations 4 and 6 with alpha_1 = 1, as third parties note them.
 
@@ -218,5 +216,5 @@ def masked_ratio(ratio: Tensor, low: float, high: float) -> Tensor:
         >>> masked_ratio(torch.tensor([0.5, 1.1, 3.0]), 0.8, 2.0)
         tensor([0.0000, 1.1000, 0.0000])
     """
-    inside = (ratio >= low) & (ratio <= high)
+    inside = (ratio >= low - TOLERANCE) & (ratio <= high + TOLERANCE)
     return torch.where(inside, ratio, 0.0)

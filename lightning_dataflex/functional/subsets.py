@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import TOLERANCE, group_mean, group_rank, group_spread
 from lightning_dataflex.functional.selection import share
 
@@ -67,8 +68,7 @@ def nucleus_groups(scores: Tensor, group: Tensor, num_groups: int, p: float, sha
         >>> nucleus_groups(torch.tensor([0.0, 0.2, 0.8]), torch.tensor([0, 1, 2]), 3, 0.9)
         tensor([False,  True,  True])
     """
-    if shares not in get_args(Shares):
-        raise ValueError(f"shares is {shares!r}. Use one of {', '.join(get_args(Shares))}.")
+    check_choice("shares", shares, Shares)
     means, order = _ranked_groups(scores, group, num_groups)
     chosen = torch.zeros(num_groups, dtype=torch.bool, device=scores.device)
     ranked = means[order]

@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FLOAT_MAX = torch.finfo(torch.float32).max
+"""The largest number that a weight can be."""
+
 
 def mean_one(weights: Tensor, tokens: Tensor, measure: Tensor | None = None) -> Tensor:
     """The weights scaled so that their mean over the valid tokens, or by another measure, is 1.
@@ -85,7 +88,7 @@ def finite_weights(weights: Tensor) -> Tensor:
         >>> mean_one(torch.tensor([torch.inf, 1.0, torch.inf]), torch.tensor([1, 2, 3]))
         tensor([1.5000, 0.0000, 1.5000])
     """
-    return weights.clamp(max=torch.finfo(torch.float32).max)
+    return weights.clamp(max=FLOAT_MAX)
 
 
 def softmax(scores: Tensor, temperature: float = 1.0) -> Tensor:
@@ -133,7 +136,8 @@ def quantile(values: Tensor, q: float) -> Tensor:
         tensor(2.5000)
     """
     ordered = values.sort().values
-    place = q * (len(ordered) - 1)
+    # What rounding adds to a whole place would fall between two values.
+    place = round(q * (len(ordered) - 1), 9)
     below = int(place)
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
     # Beside an infinite value the nearer neighbour is taken: interpolating would give NaN.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import FLOAT_MAX, check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional import shaping
 from lightning_dataflex.functional.groups import TOLERANCE
+from lightning_dataflex.functional.weighting import FLOAT_MAX
 
 
 class _ByEntropy(Reweighter):
@@ -42,8 +44,8 @@ class GTPO(_ByEntropy):
     """Weights tokens 1 + amount * share * count: the uncertain ones of solved responses, the confident of failed ones.
 
     The share is that of the token's entropy (its inverse, in a failed response) among the responses of the group with
-    the same end that are as long; count is how many those are. The paper puts this into the rewards, and normalises
-    solved and failed responses apart; here it weighs the advantages that the batch has.
+    the same outcome that reach its place; count is how many those are. The paper puts this into the rewards, and
+    normalises solved and failed responses apart; here it weighs the advantages that the batch has.
 
     Args:
         amount: alpha_2 in the paper, beside an alpha_1 of 1.
@@ -59,6 +61,7 @@ class GTPO(_ByEntropy):
     """
 
     granularities = ("token",)
+    signals = ("entropy",)
     default_scorer = "token_entropy"
     paper = "GTPO, arXiv:2508.04349"
     columns = _ByEntropy.columns
@@ -87,6 +90,7 @@ class GRPOS(_ByEntropy):
     """
 
     granularities = ("response",)
+    signals = ("entropy",)
     default_scorer = "sequence_entropy"
     paper = "GRPO-S, arXiv:2508.04349"
     columns = _ByEntropy.columns
@@ -96,4 +100,4 @@ class GRPOS(_ByEntropy):
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         table = scores[:, None]
-        return self._shares(table, table == table, batch)[:, 0]
+        return self._shares(table, torch.ones_like(table, dtype=torch.bool), batch)[:, 0]

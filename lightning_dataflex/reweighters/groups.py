@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import FLOAT_MAX, check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional import shaping
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import group_size
 from lightning_dataflex.functional.tokens import token_mean
+from lightning_dataflex.functional.weighting import FLOAT_MAX
 
 
 @register_reweighter("focal")
@@ -32,6 +34,7 @@ class Focal(Reweighter):
 
     granularities = ("prompt", "response")
     row_wise = True
+    signals = ("reward",)
     default_scorer = "group_solve_rate"
     paper = "by analogy with the focal loss, arXiv:1708.02002"
 
@@ -66,6 +69,7 @@ class GRPOLead(Reweighter):
     requires = ("advantages",)
     granularities = ("prompt",)
     row_wise = True
+    signals = ("reward",)
     default_scorer = "group_solve_rate"
     paper = "GRPO-LEAD, arXiv:2504.09696"
 
@@ -115,6 +119,7 @@ class ODSW(Reweighter):
 
     granularities = ("prompt",)
     row_wise = True
+    signals = ("reward",)
     default_scorer = "group_solve_rate"
     paper = "VL-Cogito, arXiv:2507.22607"
 
@@ -122,8 +127,7 @@ class ODSW(Reweighter):
         self, stage: shaping.Stage = "medium", all_failed: float = 0.25, normalize: Normalize = "none"
     ) -> None:
         super().__init__(normalize)
-        if stage not in get_args(shaping.Stage):
-            raise ValueError(f"stage is {stage!r}. Use one of {', '.join(get_args(shaping.Stage))}.")
+        check_choice("stage", stage, shaping.Stage)
         check_range("all_failed", all_failed, 0, FLOAT_MAX)
         check_finite("all_failed", all_failed)
         self.stage, self.all_failed = stage, all_failed
@@ -135,6 +139,8 @@ class ODSW(Reweighter):
 @register_reweighter("pf_ppo")
 class PFPPO(Reweighter):
     """Weights the responses of each group as if they were drawn anew: the best, the best and one more, or the extremes.
+
+    With PPO too, where a prompt has several responses.
 
     The weight is how often a response is drawn on average. With `normalize: tokens` a mean over all tokens is that over
     the tokens of the batch that is drawn.
@@ -153,14 +159,14 @@ class PFPPO(Reweighter):
 
     requires = ("uid",)
     needs_groups = True
+    any_estimator = True
     granularities = ("response",)
     default_scorer = "outcome"
     paper = "PF-PPO, arXiv:2409.06957"
 
     def __init__(self, mode: shaping.Resample = "bw", normalize: Normalize = "tokens") -> None:
         super().__init__(normalize)
-        if mode not in get_args(shaping.Resample):
-            raise ValueError(f"mode is {mode!r}. Use one of {', '.join(get_args(shaping.Resample))}.")
+        check_choice("mode", mode, shaping.Resample)
         self.mode = mode
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import FLOAT_MAX, check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.functional import shaping
+from lightning_dataflex.functional.weighting import FLOAT_MAX
 
 
 @register_reweighter("rwr")

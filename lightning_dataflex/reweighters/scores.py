@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import FLOAT_MAX, check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.ids import stable_ids
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional import shaping, weighting
+from lightning_dataflex.functional.weighting import FLOAT_MAX
 
 
 @register_reweighter("softmax")
@@ -189,7 +191,7 @@ class DomainWeight(Reweighter):
         result = torch.full((len(ids),), float(self.default))
         for name, weight in self.weights.items():
             # A configuration has texts where the data may have whole numbers.
-            names = [name, int(name)] if str(name).lstrip("-").isdigit() else [name]
+            names = [name, int(name)] if re.fullmatch(r"-?\d+", str(name)) else [name]
             result[torch.isin(ids, stable_ids(names))] = weight
         return result.to(scores.device)
 

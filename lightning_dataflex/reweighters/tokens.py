@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import FLOAT_MAX, check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.functional import shaping, weighting
+from lightning_dataflex.functional.weighting import FLOAT_MAX
 
 
 @register_reweighter("advantage_reweight")
@@ -28,6 +29,7 @@ class AdvantageReweight(Reweighter):
     """
 
     row_wise = True
+    signals = ("probability",)
     default_scorer = "token_prob"
     paper = "Advantage reweighting, arXiv:2505.12929"
 
@@ -56,6 +58,7 @@ class TIS(Reweighter):
 
     granularities = ("response", "token")
     row_wise = True
+    signals = ("ratio",)
     default_scorer = "importance_ratio"
     paper = "Truncated importance sampling, Ionides 2008"
 
@@ -88,6 +91,7 @@ class MIS(Reweighter):
 
     granularities = ("response", "token")
     row_wise = True
+    signals = ("ratio",)
     default_scorer = "importance_ratio"
     paper = "Masked importance sampling, as verl and TRL have it"
 

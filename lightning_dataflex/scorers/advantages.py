@@ -10,6 +10,7 @@ from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional import scoring
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.tokens import token_mean
 
 
@@ -57,7 +58,7 @@ class AdvantageMagnitude(Scorer):
 
     def __init__(self, agg: scoring.TokenReduction = "mean", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        scoring.check_reduction(agg)
+        check_choice("agg", agg, scoring.TokenReduction)
         self.agg = agg
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:

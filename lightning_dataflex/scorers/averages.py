@@ -20,10 +20,10 @@ from lightning_dataflex.scorers.combined import Combined
 
 @register_scorer("ema")
 class EMA(Combined):
-    """Exponential moving average of a score over the visits of a prompt, or over the steps of a domain.
+    """Exponential moving average of a score over the visits of a prompt, or of a domain.
 
-    At a visit the average becomes decay * average + (1 - decay) * the mean score of this step; at the first the mean
-    itself. What was visited longest ago is forgotten first.
+    Every decision on a batch in which it is, is a visit: the average becomes decay * average + (1 - decay) * the mean
+    score there; at the first the mean itself. What was visited longest ago is forgotten first.
 
     Args:
         scorer: A name, `{name, params}`, `{class_path, init_args}` or a scorer. Of tokens the mean of a response is
@@ -39,6 +39,8 @@ class EMA(Combined):
         >>> scorer.score(batch, step_id=0), scorer.score(batch | {"rm_scores": torch.tensor([1.0, 1.0])}, step_id=1)
         (tensor([0.5000, 0.5000]), tensor([0.7500, 0.7500]))
     """
+
+    remembers = True
 
     def __init__(
         self,
@@ -61,10 +63,6 @@ class EMA(Combined):
         self.granularity = "prompt"
         self.requires = tuple(dict.fromkeys((*self.requires, "prompt_id" if by == "prompt" else "domain")))
         self._memory = PromptHistory({"average": torch.nan}, max_entries)
-
-    @property
-    def remembers(self) -> bool:
-        return True
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         values = self._scores(batch, step_id, **ctx)[0]

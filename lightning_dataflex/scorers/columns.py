@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from lightning_dataflex.core.global_batch import ONE_MEANING
 from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.tokens import token_mean
 
 
@@ -42,6 +43,7 @@ class Metadata(Scorer):
 
     Args:
         column: Its name.
+        granularity: What a number belongs to, a `response`, or a `prompt`: then all samples of one have the same.
 
     Example:
         >>> import torch
@@ -53,8 +55,10 @@ class Metadata(Scorer):
     granularity = "response"
     row_wise = True
 
-    def __init__(self, column: str, **kwargs: Any) -> None:
+    def __init__(self, column: str, granularity: Literal["response", "prompt"] = "response", **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        check_choice("granularity", granularity, Literal["response", "prompt"])
+        self.granularity = granularity
         if not isinstance(column, str) or not column:
             raise ValueError(f"column is {column!r}. Give the name of a field of the batch.")
         self.column = column
@@ -89,7 +93,7 @@ class Staleness(Scorer):
     row_wise = True
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        return (step_id - token_mean(batch.tensor("rollout_step"), batch.response_mask)).clamp(min=0)
+        return step_id - token_mean(batch.tensor("rollout_step"), batch.response_mask)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         return {"rollout_step": token_mean(batch.tensor("rollout_step"), batch.response_mask)}

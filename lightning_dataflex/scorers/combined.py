@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from lightning_dataflex.core.building import component
-from lightning_dataflex.core.checks import FLOAT_MAX, check_range
+from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.global_batch import joint_columns
 from lightning_dataflex.core.registry import register_scorer, registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer, scores_on
 from lightning_dataflex.core.tidy import TidyBatch
 from lightning_dataflex.functional import combining
+from lightning_dataflex.functional.weighting import FLOAT_MAX
 
 TIMINGS = ("post_reward", "post_advantage", "in_loss")
 GRANULARITIES = ("domain", "prompt", "response", "token")
@@ -45,15 +46,12 @@ class Combined(Scorer):
         self.timing = max((part.timing for part in parts), key=TIMINGS.index)
         self.granularity = max((part.granularity for part in parts), key=GRANULARITIES.index)
         self.needs_groups = any(part.needs_groups for part in parts)
+        self.remembers = self.remembers or any(part.remembers for part in parts)
         self._of_each_row = all(part.row_wise for part in parts)
 
     @property
     def _each(self) -> list[Scorer]:
         return list(self.parts)  # type: ignore[arg-type]
-
-    @property
-    def remembers(self) -> bool:
-        return any(part.remembers for part in self._each)
 
     @property
     def recipe(self) -> str:
@@ -103,7 +101,7 @@ class WeightedSum(Combined):
         if len(weights) != len(scorers):
             raise ValueError(f"weights has {len(weights)} numbers for {len(scorers)} scorers. Give one for each.")
         for weight in weights:
-            check_range("weights", abs(weight), 0, FLOAT_MAX)
+            check_range("weights", weight, -FLOAT_MAX, FLOAT_MAX)
         self.weights = weights
         self.row_wise = self._of_each_row
 
@@ -142,7 +140,7 @@ class Product(Combined):
 
 @register_scorer("rank")
 class Rank(Combined):
-    """The share of the global batch that a score is above of, in [0, 1]; of equal scores the middle of their places.
+    """The share of the global batch that lies below a score, in [0, 1]; equal scores count half.
 
     Args:
         scorer: A name, `{name, params}`, `{class_path, init_args}` or a scorer.
@@ -173,7 +171,7 @@ class ZScore(Combined):
     Example:
         >>> import torch
         >>> ZScore("outcome").score({"rm_scores": torch.tensor([5.0, 1.0]), "response_mask": torch.ones(2, 1)})
-        tensor([ 1.0000, -1.0000])
+        tensor([ 1., -1.])
     """
 
     columns = Combined.columns

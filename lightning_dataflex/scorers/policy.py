@@ -10,20 +10,21 @@ from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional import policy, scoring
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.loss import KLEstimator
 from lightning_dataflex.functional.tokens import token_mean, token_sum
 
 PerResponse = Literal["mean", "sum"]
-PerToken = Literal["token", "mean", "sum"]
+PerToken = Literal["token", "sequence", "mean"]
 
 
 class _OfTokens(Scorer):
-    """A number of each token, or its mean or sum over the valid tokens of a response."""
+    """A number of each token, or over the valid tokens of a response its mean, or its sum: `sum` or `sequence`."""
 
     timing = "post_advantage"
 
     def _set_level(self, level: str, allowed: Any) -> None:
-        policy.check_level(level, allowed)
+        check_choice("level", level, allowed)
         self.level = level
         self.granularity = "token" if level == "token" else "response"
 
@@ -36,7 +37,7 @@ class _OfTokens(Scorer):
 
 @register_scorer("token_prob")
 class TokenProb(Scorer):
-    """Probability of each token under the policy that generated it.
+    """Probability of each token under the policy before its update, which as a rule is the one that generated it.
 
     Example:
         >>> import torch
@@ -57,7 +58,7 @@ class TokenProb(Scorer):
 
 @register_scorer("sequence_logprob")
 class SequenceLogprob(_OfTokens):
-    """Log-probability of each response under the policy that generated it.
+    """Log-probability of each response under the policy before its update.
 
     Args:
         level: `sum` over its tokens, or their `mean`, which does not fall with the length.
@@ -142,8 +143,8 @@ class RefKL(_OfTokens):
     """Estimate of KL(policy || reference), from the log-probabilities of the tokens that were generated.
 
     Args:
-        level: `token`, or `mean` or `sum` over the tokens of a response.
-        estimator: `k1`, the log-ratio, whose score may be negative; `k2`, half its square; or `k3`.
+        level: `token`; `sequence`, the sum over a response; or `mean`.
+        estimator: `k1`, the log-ratio x, which may be negative; `k2`, x^2 / 2; or `k3`, exp(-x) - 1 + x.
 
     Example:
         >>> import torch
@@ -162,7 +163,7 @@ class RefKL(_OfTokens):
     def __init__(self, level: PerToken = "token", estimator: KLEstimator = "k3", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._set_level(level, PerToken)
-        policy.check_level(estimator, KLEstimator, "estimator")
+        check_choice("estimator", estimator, KLEstimator)
         self.estimator: Any = estimator
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
@@ -175,8 +176,8 @@ class RefKL(_OfTokens):
 class ImportanceRatio(Scorer):
     """Probability under the policy that is trained over that under the one that generated.
 
-    The generating policy's log-probabilities are `rollout_log_probs`, as an inference engine or a replayed sample
-    brings them; the trained policy's before its update are `old_log_probs`. Log-ratios are clamped to 20.
+    The generating policy's log-probabilities are `rollout_log_probs`, as an inference engine gives them; the trained
+    policy's before its update are `old_log_probs`. Log-ratios are clamped to 20.
 
     Args:
         level: `token`; `sequence`, the product over a response; or `geometric`, its geometric mean.
@@ -198,7 +199,7 @@ class ImportanceRatio(Scorer):
 
     def __init__(self, level: policy.Level = "token", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        policy.check_level(level)
+        check_choice("level", level, policy.Level)
         self.level: Any = level
         self.granularity = "token" if level == "token" else "response"
 
@@ -212,13 +213,13 @@ class DistillGap(_OfTokens):
     """Log-probability of a teacher minus that of the policy: how much likelier the teacher is to say it.
 
     Args:
-        level: `token`, or `mean` or `sum` over the tokens of a response.
+        level: `token`; `sequence`, the sum over a response; or `mean`.
 
     Example:
         >>> import torch
         >>> ones = torch.tensor([[1, 1]])
         >>> batch = {"old_log_probs": -2.0 * ones, "teacher_log_probs": -1.0 * ones, "response_mask": ones}
-        >>> DistillGap().score(batch), DistillGap("sum").score(batch)
+        >>> DistillGap().score(batch), DistillGap("sequence").score(batch)
         (tensor([[1., 1.]]), tensor([2.]))
     """
 

@@ -110,9 +110,9 @@ class GroupSolveRate(_OfGroups):
 
 @register_scorer("group_reward_variance")
 class GroupRewardVariance(_OfGroups):
-    """Variance of a prompt's rewards, as a share of the largest that rewards of 0 and 1 can have.
+    """4 times the variance of a prompt's rewards, 4 p (1 - p) of a solve rate p: 1 at most for rewards in [0, 1].
 
-    That is 4 p (1 - p) of a solve rate p.
+    Of an odd number of rewards of 0 and 1 it is always below 1.
 
     Example:
         >>> import torch

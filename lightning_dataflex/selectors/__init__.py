@@ -1,6 +1,12 @@
 """The selectors: one small class per rule, a thin shell over `functional.selection`, `.subsets` and `.drawing`."""
 
-from lightning_dataflex.selectors.bands import LIMR, VCRL, NonzeroVariance, OnlineDifficultyFilter, ThresholdBand
+from lightning_dataflex.selectors.bands import (
+    LIMR,
+    NonzeroVariance,
+    OnlineDifficultyFilter,
+    ThresholdBand,
+    VCRLSelector,
+)
 from lightning_dataflex.selectors.combined import AllOf, AnyOf, Not
 from lightning_dataflex.selectors.draws import DOTS, Bernoulli, SelectiveBackprop
 from lightning_dataflex.selectors.groups import CPPO, GFPO, MaxVariance
@@ -25,7 +31,7 @@ __all__ = [
     "SelectiveBackprop",
     "ThresholdBand",
     "TopKFraction",
-    "VCRL",
+    "VCRLSelector",
     "VarianceTopK",
     "VarianceTopP",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -80,22 +80,24 @@ class _AtLeast(Selector):
 
 
 @register_selector("vcrl")
-class VCRL(_AtLeast):
+class VCRLSelector(_AtLeast):
     """Keeps the prompts whose rewards vary enough: 4 p (1 - p) >= kappa.
 
     What is dropped is replaced by fresh prompts with `refill`; the paper replaces it from a memory of prompts that
     varied.
 
     Args:
-        kappa: In [0, 1]. Groups of an odd number of samples never reach 1.
+        kappa: In [0, 1]; the paper moves it over the run, by a schedule of its own. Groups of an odd number of samples
+            never reach 1.
 
     Example:
         >>> import torch
-        >>> VCRL(kappa=0.75).act(torch.tensor([0.4375, 0.75, 1.0]), {})
+        >>> VCRLSelector(kappa=0.75).act(torch.tensor([0.4375, 0.75, 1.0]), {})
         [1, 2]
     """
 
     granularities = ("prompt",)
+    signals = ("variance",)
     default_scorer = "group_reward_variance"
     paper = "VCRL, arXiv:2509.19803"
     strict = False
@@ -123,7 +125,7 @@ class LIMR(_AtLeast):
     """
 
     granularities = ("prompt", "response")
-    default_scorer: ClassVar = {"name": "metadata", "params": {"column": "limr_score"}}
+    default_scorer = {"name": "metadata", "params": {"column": "limr_score"}}
     paper = "LIMR, arXiv:2502.11886"
     strict = True
 

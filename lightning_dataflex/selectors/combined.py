@@ -12,7 +12,7 @@ from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.building import component
 from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.global_batch import joint_columns
-from lightning_dataflex.core.registry import register_selector, registered_name
+from lightning_dataflex.core.registry import register_selector, registered_name, settings_of
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import scored_rows
 from lightning_dataflex.core.scorer import Scorer, scores_on
@@ -25,10 +25,17 @@ class _Condition:
     def __init__(self, spec: Any) -> None:
         self.scorer: Scorer | None = None
         if isinstance(spec, dict) and {"scorer", "selector"} & set(spec):
-            if set(spec) != {"scorer", "selector"}:
+            if "selector" not in spec or set(spec) - {"scorer", "selector"}:
                 raise ValueError(f"A condition is {spec!r}. Give {{scorer, selector}}, or a selector.")
-            self.scorer, spec = component("scorer", spec["scorer"]), spec["selector"]
-        self.selector: Selector = component("selector", spec)
+            self.selector: Selector = component("selector", spec["selector"])
+            own = spec.get("scorer") or self.selector.default_scorer
+            if not own:
+                raise ValueError(
+                    f"A condition is {spec!r}, and {registered_name(self.selector)} acts on any score. Give it a scorer."
+                )
+            self.scorer = component("scorer", own)
+        else:
+            self.selector = component("selector", spec)
         if self.scorer is None:
             return
         if self.scorer.timing == "pre_rollout":
@@ -49,7 +56,11 @@ class _Condition:
         return own or (isinstance(self.selector, _Combined) and self.selector.of_tokens)
 
     def __repr__(self) -> str:
-        return "-".join(registered_name(part) for part in self.parts)
+        shown = settings_of(self.selector)
+        rule = registered_name(self.selector) + (
+            f"({', '.join(f'{k}={v!r}' for k, v in shown.items())})" if shown else ""
+        )
+        return rule if self.scorer is None else f"{registered_name(self.scorer)}: {rule}"
 
     def judged(self, scores: Tensor, batch: TidyBatch, **ctx: Any) -> tuple[Tensor, Tensor]:
         """What is kept, (N,) or (N, L) bool, and (N,) bool which samples have what it takes to say so."""
@@ -75,8 +86,8 @@ class _Combined(Selector):
         parts = [part for condition in self.conditions for part in condition.parts]
         self.requires = tuple(dict.fromkeys(name for part in parts for name in part.requires))
         self.needs_groups = any(part.needs_groups for part in parts)
+        self.remembers = any(part.remembers for part in parts)
         self.needs_progress = any(condition.selector.needs_progress for condition in self.conditions)
-        self.of_tokens = any(condition.of_tokens for condition in self.conditions)
         on_given = [condition.selector for condition in self.conditions if condition.scorer is None]
         self.granularities = [
             each for each in Selector.granularities if all(each in selector.granularities for selector in on_given)
@@ -90,8 +101,16 @@ class _Combined(Selector):
                 f"{registered_name(changing[0])} and {registered_name(changing[1])} both change advantages. Give all "
                 "but one of them advantages: group."
             )
+        if not on_given:
+            # Every condition has its own: of the block nothing is asked, and the lengths score every sample.
+            self.default_scorer = "response_length"
         self._changing = changing[0] if changing else None
         self.changes_advantages = bool(changing)
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether tokens are kept even where the block scores samples."""
+        return any(condition.of_tokens for condition in self.conditions)
 
     @abstractmethod
     def _merged(self, keeps: Tensor, rows: Tensor) -> Tensor:
@@ -118,11 +137,7 @@ class _Combined(Selector):
             shape = batch.token_mask.shape if self.of_tokens or scores.dim() == 2 else scores.shape
             return torch.zeros(shape, dtype=torch.bool, device=scores.device)
         keep = placed(self.judged(scores[rows], TidyBatch(batch, rows), **ctx)[0], rows, False)
-        return keep & (has_score if keep.dim() == 1 else has_score[:, None])
-
-    @property
-    def remembers(self) -> bool:
-        return any(part.remembers for condition in self.conditions for part in condition.parts)
+        return keep & has_score if keep.dim() == 1 else keep & has_score[:, None] & batch.token_mask.to(keep.device)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
         return joint_columns([part.columns(batch) for condition in self.conditions for part in condition.parts])
@@ -151,7 +166,8 @@ class AllOf(_Combined):
 
     Args:
         selectors: Selectors, as names, `{name, params}`, `{class_path, init_args}` or objects, that act on the scores
-            of the block's scorer; or `{scorer, selector}` with a scorer of its own.
+            of the block's scorer; or `{scorer, selector}` with a scorer of its own; or `{selector}` with that of its
+            paper.
 
     Example:
         >>> import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,7 +120,7 @@ class SelectiveBackprop(_Drawing):
     """
 
     granularities = ("response",)
-    default_scorer: ClassVar = {
+    default_scorer = {
         "name": "weighted_sum",
         "params": {"scorers": [{"name": "sequence_logprob", "params": {"level": "mean"}}], "weights": [-1.0]},
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import subsets
 from lightning_dataflex.functional.advantages import grpo_advantages
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import group_mean
 
 Advantages = Literal["subset", "group"]
@@ -96,13 +98,13 @@ class GFPO(_WithinGroups):
         for each in (k, *(k_by_difficulty or ())):
             if not 1 <= each < 2**31:
                 raise ValueError(f"k is {each}. Keep at least 1 response of each group, and fewer than 2^31.")
-        if metric not in get_args(Metric):
-            raise ValueError(f"metric is {metric!r}. Use one of {', '.join(get_args(Metric))}.")
+        check_choice("metric", metric, Metric)
         if k == 1 and advantages == "subset":
             warn_once(
                 self, "k is 1: alone in its subset a response has advantage 0. Use advantages: group or a larger k."
             )
         self.k, self.metric, self.k_by_difficulty = k, metric, k_by_difficulty
+        self.remembers = k_by_difficulty is not None
         self._means = torch.empty(0, dtype=torch.float64)
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
@@ -121,10 +123,6 @@ class GFPO(_WithinGroups):
             self._means = torch.cat([self._means, means[means.isfinite()]])[-MEANS_REMEMBERED:]
             k = subsets.k_of_difficulty(means, self._means, self.k_by_difficulty).to(group.device)[group]
         return subsets.group_top_k(metric, group, k, valid=valid)
-
-    @property
-    def remembers(self) -> bool:
-        return self.k_by_difficulty is not None
 
     def state_dict(self) -> dict[str, Any]:
         return {"means": self._means}
@@ -179,6 +177,8 @@ class CPPO(Selector):
         [0, 3]
     """
 
+    requires: Sequence[str] = ("uid",)
+    needs_groups = True
     granularities = ("response",)
     default_scorer = "advantage_magnitude"
     paper = "CPPO, arXiv:2503.22342"

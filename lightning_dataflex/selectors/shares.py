@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional import selection, subsets
+from lightning_dataflex.functional.choices import check_choice
 
 
 @register_selector("topk_fraction")
@@ -69,7 +70,7 @@ class Nearest(Selector):
         return selection.nearest_to(scores, self.target, num)
 
 
-class _OfBatch(Selector):
+class _OfGroups(Selector):
     """Keeps groups by their place among all."""
 
     requires = ("uid",)
@@ -81,7 +82,7 @@ class _OfBatch(Selector):
 
 
 @register_selector("variance_top_k")
-class VarianceTopK(_OfBatch):
+class VarianceTopK(_OfGroups):
     """Keeps the share of groups whose scores, the deviation of their rewards, are largest; of equal ones the earlier.
 
     Args:
@@ -94,7 +95,7 @@ class VarianceTopK(_OfBatch):
     """
 
     paper = "RAGEN, arXiv:2504.20073"
-    columns = _OfBatch.columns
+    columns = _OfGroups.columns
 
     def __init__(self, fraction: float = 0.25) -> None:
         check_range("fraction", fraction, 0, 1, open_low=True)
@@ -106,7 +107,7 @@ class VarianceTopK(_OfBatch):
 
 
 @register_selector("variance_top_p")
-class VarianceTopP(_OfBatch):
+class VarianceTopP(_OfGroups):
     """Keeps the fewest groups with the largest scores, the deviation of their rewards, that have a share p of the sum.
 
     Args:
@@ -120,12 +121,11 @@ class VarianceTopP(_OfBatch):
     """
 
     paper = "RAGEN-2 (2026)"
-    columns = _OfBatch.columns
+    columns = _OfGroups.columns
 
     def __init__(self, p: float = 0.9, shares: subsets.Shares = "linear") -> None:
         check_range("p", p, 0, 1, open_low=True)
-        if shares not in get_args(subsets.Shares):
-            raise ValueError(f"shares is {shares!r}. Use one of {', '.join(get_args(subsets.Shares))}.")
+        check_choice("shares", shares, subsets.Shares)
         self.p, self.shares = p, shares
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:

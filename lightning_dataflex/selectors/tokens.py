@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -10,6 +10,7 @@ from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.functional import selection
+from lightning_dataflex.functional.choices import check_choice
 
 Part = Literal["low", "high", "alternate"]
 
@@ -67,11 +68,10 @@ class Lopti(Selector):
     paper = "Lopti, arXiv:2505.12929"
 
     def __init__(self, part: Part = "alternate", threshold: float = 0.5) -> None:
-        if part not in get_args(Part):
-            raise ValueError(f"part is {part!r}. Use one of {', '.join(get_args(Part))}.")
+        check_choice("part", part, Part)
         check_range("threshold", threshold, 0, 1)
         self.part, self.threshold = part, threshold
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
         low = self.part == "low" or (self.part == "alternate" and ctx.get("step_id", 0) % 2 == 0)
-        return (scores < self.threshold) == low
+        return selection.at_least(scores, self.threshold) != low
