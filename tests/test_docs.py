@@ -84,6 +84,8 @@ def test_what_it_takes_and_reads_is_what_it_says(kind: str, name: str) -> None:
         assert ("arXiv" in type(made).paper) == ("arxiv.org" in row["paper"]) or name in ("focal", "bernoulli")
         for number in re.findall(r"arXiv:([\d.]+)", type(made).paper if name != "focal" else ""):
             assert number in row["paper"]
+        if default and not isinstance(default, str) and written:
+            assert written.startswith(default["name"])
     if row["groups"] in ("yes", "no"):
         assert (row["groups"] == "yes") == made.needs_groups
     if kind == "reweighter":

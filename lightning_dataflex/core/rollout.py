@@ -25,6 +25,7 @@ FIELDS = (
     "ref_log_probs",
     "rollout_log_probs",
     "teacher_log_probs",
+    "rollout_step",
     "uid",
     "domain",
     "rollout_is_weights",

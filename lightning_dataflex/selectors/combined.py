@@ -31,7 +31,8 @@ class _Condition:
             own = spec.get("scorer") or self.selector.default_scorer
             if not own:
                 raise ValueError(
-                    f"A condition is {spec!r}, and {registered_name(self.selector)} acts on any score. Give it a scorer."
+                    f"A condition is {spec!r}, and {registered_name(self.selector)} acts on any score. "
+                    "Give it a scorer."
                 )
             self.scorer = component("scorer", own)
         else:
