@@ -7,12 +7,15 @@ import io
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lightning_dataflex import Pipeline, build, components
+from lightning_dataflex import DataFlexCallback, Pipeline, build, components
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.registry import settings_of
 from lightning_dataflex.functional import combining
 from lightning_dataflex.functional.loss import policy_loss
+from tests.flowing import Prompts, Rolling, as_lists, fit
 from tests.laws import a_batch, built
 from tests.ranks import taken
 
@@ -483,6 +486,46 @@ def test_selective_backprop_prefers_large_losses_by_the_rules_own_chances():
         seen[rule.act(scores, {}, step_id=step)] += 1
     expected = (np.array([3.5, 0.5, 1.5, 2.5]) / 4) ** 3
     np.testing.assert_allclose(seen / turns, expected / expected.sum(), atol=0.045)
+
+
+class Changing(Rolling):
+    """A column of its batch is another at each visit."""
+
+    def rollout(self, rows, num_generations=None):
+        batch = super().rollout(rows, num_generations)
+        places = torch.arange(len(batch["uid"]))
+        return batch | {"level": torch.sin(places * (self.global_step + 1.0)).abs()}
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_law_8_what_combined_rules_remember_goes_on_where_it_was_stopped(tmp_path, stop):
+    level = {"name": "metadata", "params": {"column": "level"}}
+    average = {"name": "ema", "params": {"scorer": level, "decay": 0.5}}
+    mean = {"name": "weighted_sum", "params": {"scorers": [average, "group_std"]}}
+    adaptive = {"name": "gfpo", "params": {"k_by_difficulty": [4, 3, 2, 1], "advantages": "group"}}
+    easy = {"scorer": average, "selector": {"name": "threshold_band", "params": {"low": 0.3, "high": 2.0}}}
+
+    def callbacks() -> list:
+        rule = {"name": "any_of", "params": {"selectors": [adaptive, easy]}}
+        weigh = DataFlexCallback("reweight", mean, "softmax")
+        return [DataFlexCallback("select", "outcome", rule), weigh]
+
+    data = Prompts(["mixed", "easy", "hard", "mixed", "mixed", "hard", "easy", "mixed"], 2, StatefulDataLoader)
+    length = {"max_steps": 8, "max_epochs": -1}
+    whole, _, _ = fit(callbacks(), data, Changing(), **length)
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    fit([*callbacks(), saver], data, Changing(), enable_checkpointing=True, max_steps=stop, max_epochs=-1)
+    path = tmp_path / f"step={stop}.ckpt"
+    resumed, _, _ = fit(callbacks(), data, Changing(), ckpt_path=path, **length)
+    assert as_lists(resumed.given) == as_lists(whole.given[stop:])
+    assert torch.equal(resumed.weight, whole.weight)
+    # It matters: with what they remember left out of the checkpoint, the rest is decided otherwise.
+    state = torch.load(path, weights_only=True)
+    for each in state["callbacks"].values():
+        each.update({"actuator": {}, "scorer": {}} if "scorer" in each else {})
+    torch.save(state, path)
+    forgetful, _, _ = fit(callbacks(), data, Changing(), ckpt_path=path, **length)
+    assert as_lists(forgetful.given) != as_lists(whole.given[stop:])
 
 
 # -- reweighters -------------------------------------------------------------------------------------------------------

@@ -272,6 +272,29 @@ def test_with_scope_rank_each_rank_decides_alone_and_the_log_counts_all() -> Non
         assert ranks[0][name]["metrics"] == ranks[1][name]["metrics"]
 
 
+def over_steps(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The decisions of a rule that remembers, on one batch after the other."""
+    average = {"name": "ema", "params": {"scorer": "outcome", "decay": 0.5}}
+    block = {
+        "mechanism": "select",
+        "scorer": average,
+        "actuator": {"name": "gfpo", "params": {"k_by_difficulty": [4, 3, 2, 1]}},
+    }
+    pipeline = Pipeline.from_config(block)
+    return [told(pipeline.decide(part, step)) for step, part in enumerate(parts)]
+
+
+def test_law_1_what_is_remembered_is_that_of_one_process() -> None:
+    batches, rows_of = [whole(seed) for seed in range(4)], [[0, 3, 5, 7, 9], [1, 2, 4, 6, 8, 10, 11, 12, 13]]
+    order = [row for rows in rows_of for row in rows]
+    alone = over_steps([taken(batch, order) for batch in batches])
+    parts = [spread(batch, rows_of, WIDE) for batch in batches]
+    ranks = processes(2).run(over_steps, [[part[rank] for part in parts] for rank in range(2)])
+    for step, want in enumerate(alone):
+        assert_same(ranks[0][step], want, slice(0, 5), f"rank 0, step {step}")
+        assert_same(ranks[1][step], want, slice(5, 14), f"rank 1, step {step}")
+
+
 MIXERS = {
     f"{scorer}-{mixer}": (scorer, {"name": mixer, "params": MIXER_PARAMS.get(mixer, {})})
     for mixer, mixer_class in components("mixer").items()
