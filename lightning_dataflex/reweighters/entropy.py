@@ -23,7 +23,7 @@ class _ByEntropy(Reweighter):
     requires = ("rm_scores", "uid")
     needs_groups = True
 
-    def __init__(self, amount: float, success_threshold: float, normalize: Normalize) -> None:
+    def __init__(self, amount: float = 0.1, success_threshold: float = 0.5, normalize: Normalize = "none") -> None:
         super().__init__(normalize)
         check_range("amount", amount, 0, FLOAT_MAX)
         check_finite("amount", amount)
@@ -66,9 +66,6 @@ class GTPO(_ByEntropy):
     paper = "GTPO, arXiv:2508.04349"
     columns = _ByEntropy.columns
 
-    def __init__(self, amount: float = 0.1, success_threshold: float = 0.5, normalize: Normalize = "none") -> None:
-        super().__init__(amount, success_threshold, normalize)
-
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         return self._shares(scores, batch.token_mask.to(scores.device), batch)
 
@@ -94,9 +91,6 @@ class GRPOS(_ByEntropy):
     default_scorer = "sequence_entropy"
     paper = "GRPO-S, arXiv:2508.04349"
     columns = _ByEntropy.columns
-
-    def __init__(self, amount: float = 0.1, success_threshold: float = 0.5, normalize: Normalize = "none") -> None:
-        super().__init__(amount, success_threshold, normalize)
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         table = scores[:, None]

@@ -80,7 +80,7 @@ class _Combined(Selector):
     conditions: list[_Condition]
     screened = ()
 
-    def _combine(self, selectors: list[Any]) -> None:
+    def __init__(self, selectors: list[Any]) -> None:
         if isinstance(selectors, (str, dict)) or not selectors:
             raise ValueError(f"selectors is {selectors!r}. Give a list of at least one selector.")
         self.conditions = [_Condition(each) for each in selectors]
@@ -178,9 +178,6 @@ class AllOf(_Combined):
         [2]
     """
 
-    def __init__(self, selectors: list[Any]) -> None:
-        self._combine(selectors)
-
     def _merged(self, keeps: Tensor, rows: Tensor) -> Tensor:
         return keeps.all(0)
 
@@ -198,9 +195,6 @@ class AnyOf(_Combined):
         >>> AnyOf([easy, hard]).act(torch.tensor([0.1, 0.5, 0.7]), {})
         [0, 2]
     """
-
-    def __init__(self, selectors: list[Any]) -> None:
-        self._combine(selectors)
 
     def _merged(self, keeps: Tensor, rows: Tensor) -> Tensor:
         return keeps.any(0)
@@ -221,7 +215,7 @@ class Not(_Combined):
     """
 
     def __init__(self, selector: Any) -> None:
-        self._combine([selector])
+        super().__init__([selector])
         if self.changes_advantages:
             raise ValueError(
                 f"{registered_name(self._changing)} gives advantages to what it keeps, and not_ keeps the others. Use "
