@@ -158,6 +158,19 @@ def test_where_no_prompt_passes_the_first_are_rolled_out_all_the_same() -> None:
     assert trainer.global_step == 1
 
 
+def test_dots_draws_the_prompts_of_a_step_by_its_seed() -> None:
+    def rolled_out(seed: int) -> list[list[tuple[str, int]]]:
+        dots = {"name": "dots", "params": {"temperature": 0.1, "seed": seed}}
+        module, _, _ = fit(
+            [gate("mopps", actuator=dots)], Prompts(["mixed", "easy", "hard", "mixed"] * 8, 4), max_epochs=2
+        )
+        return module.rolled_out
+
+    first = rolled_out(0)
+    assert [len(set(step)) for step in first] == [4] * len(first)
+    assert rolled_out(0) == first != rolled_out(1)
+
+
 def test_speed_generates_the_rest_for_promising_prompts_alone() -> None:
     speed = gate({"name": "speed", "params": {"num_screening": 2}}, refill={"groups": 3})
     kinds = ["mixed", "easy", "hard"] * 12
