@@ -233,7 +233,7 @@ def assert_same(got: dict[str, Any], want: dict[str, Any], rows: slice, name: st
 @pytest.mark.parametrize("world", [2, 4])
 @given(data=st.data(), seed=st.integers(0, 1000))
 @settings(
-    max_examples=8, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
+    max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck)
 )
 def test_law_1_decisions_are_those_of_one_process(world: int, data: Any, seed: int) -> None:
     rows_of = data.draw(spreads(world))

@@ -136,8 +136,9 @@ def quantile(values: Tensor, q: float) -> Tensor:
         tensor(2.5000)
     """
     ordered = values.sort().values
+    place = q * (len(ordered) - 1)
     # What rounding adds to a whole place would fall between two values.
-    place = round(q * (len(ordered) - 1), 9)
+    place = round(place) if abs(place - round(place)) < 1e-9 * max(1.0, place) else place
     below = int(place)
     low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
     # Beside an infinite value the nearer neighbour is taken: interpolating would give NaN.
