@@ -42,8 +42,8 @@ class DataFlexCallback(Callback):
     Args:
         mechanism: `select` keeps samples, `reweight` weighs samples or tokens, `mix` sets the proportions of the
             domains in a `DomainMixtureSampler`.
-        scorer: A Scorer, or its name, or `{name, params}`, or `{class_path, init_args}`. Default: the one of
-            the actuator's paper, if it has one.
+        scorer: A Scorer, or its name, or `{name, params}`, or `{class_path, init_args}`. Default: the one that
+            the actuator brings, if it does.
         actuator: The same, of a Selector, Reweighter or Mixer.
         domains: For `mix`: the domains, or their weights before the mixer acts. Default: those of the sampler.
         mount: Where to act: `point` (a `DataFlexPoint` in the module), the name of the module's loss,

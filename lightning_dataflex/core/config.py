@@ -70,8 +70,8 @@ class DataFlexConfig:
 
     Args:
         mechanism: `select` keeps samples, `reweight` weighs samples or tokens, `mix` steers the domains to come.
-        scorer: `{name, params}` of a registered Scorer, or `{class_path, init_args}`. Default: the one of the
-            actuator's paper, if it has one.
+        scorer: `{name, params}` of a registered Scorer, or `{class_path, init_args}`. Default: the one that
+            the actuator brings, if it does.
         actuator: The same, of a Selector, Reweighter or Mixer, as `mechanism` says.
         domains: For `mix`: the domains, or their weights before the mixer acts. Default: those of the sampler.
         mount: Where the callback acts: `point` (a `DataFlexPoint` in the module), the name of the module's loss,
