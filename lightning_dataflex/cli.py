@@ -126,7 +126,8 @@ def component_table() -> str:
     for kind in BASES:
         for name, cls in components(kind).items():  # type: ignore[arg-type]
             takes = getattr(cls, "granularity", None) or ", ".join(cls.granularities)  # type: ignore[attr-defined]
-            if {"scorer", "scorers", "selector", "selectors"} & set(init_parameters(cls)) and name != "ema":
+            combines = {"scorer", "scorers", "selector", "selectors"} & set(init_parameters(cls))
+            if combines and "granularity" not in vars(cls):
                 takes = "as its parts"
             signal = getattr(cls, "signal", "") or ", ".join(getattr(cls, "signals", ()))
             groups = "needs" if cls.needs_groups else ""  # type: ignore[attr-defined]

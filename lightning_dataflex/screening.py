@@ -58,9 +58,7 @@ def continued(
     parts = [(per_sample(part, layout), part.token_mask.shape[1]) for part in (kept, rest)]
     whole = RolloutBatch(rebuilt(screened.source, joined(parts, layout, screened.fields)), screened.fields)
     advantages = group_advantages(whole.outcomes, whole.group_ids, estimator)
-    there = torch.as_tensor(whole["advantages"])
-    spread_out = advantages if there.dim() == 1 else advantages[:, None] * whole.token_mask
-    updates = {"advantages": spread_out.to(there)}
+    updates = {"advantages": whole.spread_advantages(advantages)}
     return RolloutBatch(whole.replaced(updates), screened.fields), torch.ones(len(whole), dtype=torch.bool)
 
 

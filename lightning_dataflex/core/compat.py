@@ -39,6 +39,15 @@ def chooses_prompts(scorer: Scorer) -> bool:
     return scorer.timing == "pre_rollout" and not scorer.screens
 
 
+def check_after_rollout(scorer: Scorer) -> None:
+    """Raise a ValueError for a scorer of prompts where scores of responses are combined."""
+    if scorer.timing == "pre_rollout":
+        raise ValueError(
+            f"{registered_name(scorer)} scores prompts before their rollout, where nothing else is known. Give it a "
+            "block of its own."
+        )
+
+
 def validate_compat(scorer: Scorer, actuator: Actuator, adv_estimator: str | None = None) -> None:
     """Raise a ValueError for parts that do not fit each other, or not the advantage estimator.
 

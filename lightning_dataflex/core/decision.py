@@ -66,8 +66,6 @@ class Decision:
             updates[ORIGINAL + "response_mask"] = batch.original("response_mask")
         if self.advantages is not None:
             batch.require(["advantages"])
-            current = torch.as_tensor(batch["advantages"])
-            new = self.advantages.to(current)
-            updates["advantages"] = new if current.dim() == 1 else torch.where(mask.to(new.device), new[:, None], 0.0)
+            updates["advantages"] = batch.spread_advantages(self.advantages)
             updates[ORIGINAL + "advantages"] = batch.original("advantages")
         return updates

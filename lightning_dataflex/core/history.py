@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.groups import TOLERANCE, group_index, group_mean, group_size, group_spread, group_sum
+from lightning_dataflex.functional.scoring import is_solved
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Visits:
         ids, outcomes = ids[valid], outcomes[valid]
         everyone = torch.ones_like(ids, dtype=torch.bool)
         group, num_groups = group_index(ids)
-        solved = (outcomes.double() > success_threshold + TOLERANCE).double()
+        solved = is_solved(outcomes, success_threshold).double()
         return cls(
             ids=torch.unique(ids),
             num=group_size(group, num_groups, everyone),

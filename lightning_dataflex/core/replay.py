@@ -16,7 +16,7 @@ from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
 from lightning_dataflex.core.sample_group import SampleGroup
 from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken, trimmed
 from lightning_dataflex.functional.advantages import group_advantages
-from lightning_dataflex.functional.groups import TOLERANCE
+from lightning_dataflex.functional.scoring import is_solved
 from lightning_dataflex.functional.visits import uniform
 from lightning_dataflex.sync import Group, exchanged
 
@@ -124,7 +124,7 @@ def solved(
     """
     ids = prompt_ids(by_prompt(batch)).tolist()
     found = []
-    for row in (batch.outcomes.double() > threshold + TOLERANCE).nonzero().flatten().tolist():
+    for row in is_solved(batch.outcomes, threshold).nonzero().flatten().tolist():
         if wanted is None or wanted(ids[row]):
             one = RolloutBatch(taken(batch, torch.tensor([row]), layout), batch.fields)
             one = RolloutBatch(trimmed(one, layout, strict=False), batch.fields)
@@ -162,15 +162,14 @@ def with_replayed(
     if not num_added:
         return batch.source, 0
     advantages = group_advantages(all_rows["rm_scores"], all_rows["uid"], estimator)[rows]
-    there = torch.as_tensor(whole["advantages"])
-    spread_out = advantages if there.dim() == 1 else advantages[:, None] * whole.token_mask
+    there, new = torch.as_tensor(whole["advantages"]), whole.spread_advantages(advantages)
     # A group without a replayed response keeps what the module gave it.
     names, sizes = torch.unique(torch.cat([all_rows["uid"], everyone["uid"]]), return_counts=True)
     old_sizes = torch.unique(everyone["uid"], return_counts=True)[1]
     grown = names[sizes != 2 * old_sizes]
     changed = torch.isin(whole.group_ids, grown).to(there.device)
     changed = changed if there.dim() == 1 else changed[:, None]
-    return whole.replaced({"advantages": torch.where(changed, spread_out.to(there), there)}), num_added
+    return whole.replaced({"advantages": torch.where(changed, new, there)}), num_added
 
 
 def _chosen(

@@ -238,6 +238,12 @@ class RolloutBatch:
             )
         return value
 
+    def spread_advantages(self, values: Tensor) -> Tensor:
+        """Advantages (N,) in the shape and number type of the batch's own, 0 in padding."""
+        like = torch.as_tensor(self["advantages"])
+        values = values.to(like)
+        return values if like.dim() == 1 else torch.where(self.token_mask.to(values.device), values[:, None], 0.0)
+
     def check_rows(self, name: str, value: Any) -> None:
         """Raise a ValueError unless a field has a row for each sample."""
         rows = len(value) if isinstance(value, Sequence) or np.ndim(value) else None

@@ -36,6 +36,16 @@ def outcome(rewards: Tensor, response_mask: Tensor | None = None) -> Tensor:
     return torch.where(valid.any(-1), total, torch.nan)
 
 
+def is_solved(outcomes: Tensor, success_threshold: float) -> Tensor:
+    """(N,) bool: the outcomes above the threshold; one within 1e-6 of it is on it, and NaN is above none.
+
+    Example:
+        >>> is_solved(torch.tensor([0.5, 1.0, torch.nan]), 0.5)
+        tensor([False,  True, False])
+    """
+    return outcomes.double() > success_threshold + TOLERANCE
+
+
 def solve_rate(outcomes: Tensor, group: Tensor, num_groups: int, *, success_threshold: float = 0.5) -> Tensor:
     """Share of each sample's group whose outcome is above the threshold.
 
@@ -53,7 +63,7 @@ def solve_rate(outcomes: Tensor, group: Tensor, num_groups: int, *, success_thre
         tensor([0.5000, 0.5000,    nan, 1.0000])
     """
     valid = torch.isfinite(outcomes)
-    solved = (outcomes.double() > success_threshold + TOLERANCE).double()
+    solved = is_solved(outcomes, success_threshold).double()
     rate = group_mean(solved, group, num_groups, valid)[group]
     return torch.where(valid, rate, torch.nan).to(outcomes.dtype)
 

@@ -51,8 +51,8 @@ def best_of(rewards: Tensor, group: Tensor, mode: Resample = "bon") -> Tensor:
         shares = torch.where(size == 1, 1.0, torch.where(best, 0.5, 0.5 / (size - 1).clamp(min=1)))
     else:
         worst = group_rank(values, index) == 0
-        shares = torch.where(best & worst, 1.0, 0.5 * (best | worst).double())
         # The earliest of equals is both, and then nothing is left for another.
+        shares = torch.where(best & worst, 1.0, 0.5 * (best | worst).double())
     weights[valid] = shares.to(weights)
     return weights
 

@@ -12,8 +12,7 @@ from lightning_dataflex.core.checks import check_finite, check_range
 from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.functional import shaping
-from lightning_dataflex.functional.groups import TOLERANCE
+from lightning_dataflex.functional import scoring, shaping
 from lightning_dataflex.functional.weighting import FLOAT_MAX
 
 
@@ -26,7 +25,6 @@ class _ByEntropy(Reweighter):
     def __init__(self, amount: float = 0.1, success_threshold: float = 0.5, normalize: Normalize = "none") -> None:
         super().__init__(normalize)
         check_range("amount", amount, 0, FLOAT_MAX)
-        check_finite("amount", amount)
         check_finite("success_threshold", success_threshold)
         self.amount, self.success_threshold = amount, success_threshold
 
@@ -34,7 +32,7 @@ class _ByEntropy(Reweighter):
         return rewards_and_groups(batch)
 
     def _shares(self, entropies: Tensor, mask: Tensor, batch: Any) -> Tensor:
-        solved = batch.outcomes.double() > self.success_threshold + TOLERANCE
+        solved = scoring.is_solved(batch.outcomes, self.success_threshold)
         group, device = batch.groups[0], entropies.device
         return shaping.entropy_share(entropies, mask, group.to(device), solved.to(device), self.amount)
 

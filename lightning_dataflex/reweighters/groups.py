@@ -129,7 +129,6 @@ class ODSW(Reweighter):
         super().__init__(normalize)
         check_choice("stage", stage, shaping.Stage)
         check_range("all_failed", all_failed, 0, FLOAT_MAX)
-        check_finite("all_failed", all_failed)
         self.stage, self.all_failed = stage, all_failed
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.functional import shaping
 from lightning_dataflex.functional.weighting import FLOAT_MAX
@@ -68,7 +68,6 @@ class AWR(Reweighter):
         super().__init__(normalize)
         check_range("temperature", temperature, 0, math.inf, open_low=True)
         check_range("clip", clip, 0, FLOAT_MAX, open_low=True)
-        check_finite("clip", clip)
         self.temperature, self.clip = temperature, clip
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:

@@ -183,7 +183,6 @@ class DomainWeight(Reweighter):
             raise ValueError(f"weights is {weights!r}. Give a mapping of domains to numbers.")
         for name, weight in {**weights, "default": default}.items():
             check_range(f"the weight of {name}", weight, 0, FLOAT_MAX)
-            check_finite(f"the weight of {name}", weight)
         self.weights, self.default = dict(weights), default
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:

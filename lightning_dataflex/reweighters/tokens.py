@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Normalize, Reweighter
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.functional import shaping, weighting
 from lightning_dataflex.functional.weighting import FLOAT_MAX
@@ -65,7 +65,6 @@ class TIS(Reweighter):
     def __init__(self, cap: float = 2.0, normalize: Normalize = "none") -> None:
         super().__init__(normalize)
         check_range("cap", cap, 0, FLOAT_MAX, open_low=True)
-        check_finite("cap", cap)
         self.cap = cap
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
@@ -99,7 +98,6 @@ class MIS(Reweighter):
         super().__init__(normalize)
         check_range("low", low, 0, FLOAT_MAX)
         check_range("high", high, low, FLOAT_MAX)
-        check_finite("high", high)
         self.low, self.high = low, high
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:

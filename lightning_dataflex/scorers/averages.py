@@ -13,9 +13,12 @@ from lightning_dataflex.core.history import PromptHistory
 from lightning_dataflex.core.ids import prompt_ids, stable_ids
 from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.functional.groups import group_index, group_mean
+from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.groups import group_mean
 from lightning_dataflex.functional.tokens import token_mean
 from lightning_dataflex.scorers.combined import Combined
+
+By = Literal["prompt", "domain"]
 
 
 @register_scorer("ema")
@@ -40,13 +43,14 @@ class EMA(Combined):
         (tensor([0.5000, 0.5000]), tensor([0.7500, 0.7500]))
     """
 
+    granularity = "prompt"
     remembers = True
 
     def __init__(
         self,
         scorer: Any,
         decay: float = 0.9,
-        by: Literal["prompt", "domain"] = "prompt",
+        by: By = "prompt",
         max_entries: int = 1_000_000,
         **kwargs: Any,
     ) -> None:
@@ -55,8 +59,7 @@ class EMA(Combined):
         check_range("decay", decay, 0, 1)
         if decay == 1:
             raise ValueError("decay is 1: nothing new would ever count. Give less.")
-        if by not in ("prompt", "domain"):
-            raise ValueError(f"by is {by!r}. Use prompt or domain.")
+        check_choice("by", by, By)
         if max_entries < 1:
             raise ValueError(f"max_entries is {max_entries}. Remember at least 1.")
         self.decay, self.by = decay, by
@@ -67,11 +70,9 @@ class EMA(Combined):
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         values = self._scores(batch, step_id, **ctx)[0]
         values = token_mean(values, batch.token_mask) if values.dim() == 2 else values
-        names = self._names(batch)
-        group, num = group_index(names.to(values.device))
+        ids, group = torch.unique(self._names(batch).to(values.device), return_inverse=True)
         # An infinite score would stay in the average for good.
-        now = group_mean(values, group, num, values.isfinite()).cpu()
-        ids = torch.unique(names).cpu()
+        now, ids = group_mean(values, group, len(ids), values.isfinite()).cpu(), ids.cpu()
         before = self._memory.look_up(ids)["average"].double()
         average = torch.where(before.isnan(), now, self.decay * before + (1 - self.decay) * now)
         average = torch.where(now.isnan(), before, average)

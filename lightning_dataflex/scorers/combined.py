@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lightning_dataflex.core.building import component
 from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.compat import check_after_rollout
 from lightning_dataflex.core.global_batch import joint_columns
-from lightning_dataflex.core.registry import register_scorer, registered_name
+from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.scorer import Scorer, scores_on
+from lightning_dataflex.core.scorer import Granularity, Scorer, Timing, scores_on
 from lightning_dataflex.core.tidy import TidyBatch
 from lightning_dataflex.functional import combining
 from lightning_dataflex.functional.weighting import FLOAT_MAX
-
-TIMINGS = ("post_reward", "post_advantage", "in_loss")
-GRANULARITIES = ("domain", "prompt", "response", "token")
 
 
 class Combined(Scorer):
@@ -36,15 +34,11 @@ class Combined(Scorer):
             raise ValueError(f"scorers is {scorers!r}. Give a list of at least one scorer.")
         parts: list[Scorer] = [component("scorer", each) for each in scorers]
         for part in parts:
-            if part.timing == "pre_rollout":
-                raise ValueError(
-                    f"{registered_name(part)} scores prompts before their rollout, where nothing else is known. Give "
-                    "it a block of its own."
-                )
+            check_after_rollout(part)
         self.parts = nn.ModuleList(parts)
         self.requires = tuple(dict.fromkeys(name for part in parts for name in part.requires))
-        self.timing = max((part.timing for part in parts), key=TIMINGS.index)
-        self.granularity = max((part.granularity for part in parts), key=GRANULARITIES.index)
+        self.timing = max((part.timing for part in parts), key=get_args(Timing).index)
+        self.granularity = max((part.granularity for part in parts), key=get_args(Granularity).index)
         self.needs_groups = any(part.needs_groups for part in parts)
         self.remembers = self.remembers or any(part.remembers for part in parts)
         self._of_each_row = all(part.row_wise for part in parts)

@@ -25,7 +25,7 @@ class _OfTokens(Scorer):
 
     def _set_level(self, level: str, allowed: Any) -> None:
         check_choice("level", level, allowed)
-        self.level = level
+        self.level: Any = level
         self.granularity = "token" if level == "token" else "response"
 
     def _reduced(self, values: Tensor, mask: Tensor | None) -> Tensor:
@@ -173,7 +173,7 @@ class RefKL(_OfTokens):
 
 
 @register_scorer("importance_ratio")
-class ImportanceRatio(Scorer):
+class ImportanceRatio(_OfTokens):
     """Probability under the policy that is trained over that under the one that generated.
 
     The generating policy's log-probabilities are `rollout_log_probs`, as an inference engine gives them; the trained
@@ -192,16 +192,13 @@ class ImportanceRatio(Scorer):
 
     requires = ("old_log_probs", "rollout_log_probs", "response_mask")
     signal = "ratio"
-    timing = "post_advantage"
     granularity = "token"
     row_wise = True
     paper = "geometric: GSPO, arXiv:2507.18071"
 
     def __init__(self, level: policy.Level = "token", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_choice("level", level, policy.Level)
-        self.level: Any = level
-        self.granularity = "token" if level == "token" else "response"
+        self._set_level(level, policy.Level)
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         log_ratio = policy.log_ratio(batch.tokens("old_log_probs"), batch.tokens("rollout_log_probs"))

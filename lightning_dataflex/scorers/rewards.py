@@ -13,7 +13,6 @@ from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional import scoring
-from lightning_dataflex.functional.groups import TOLERANCE
 
 
 @register_scorer("outcome")
@@ -44,7 +43,7 @@ class Outcome(Scorer):
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         if self.success_threshold is None:
             return batch.outcomes
-        return (batch.outcomes.double() > self.success_threshold + TOLERANCE).float()
+        return scoring.is_solved(batch.outcomes, self.success_threshold).float()
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         return {"rm_scores": batch.outcomes}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.building import component
-from lightning_dataflex.core.compat import validate_compat
+from lightning_dataflex.core.compat import check_after_rollout, validate_compat
 from lightning_dataflex.core.global_batch import joint_columns
 from lightning_dataflex.core.registry import register_selector, registered_name, settings_of
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -39,11 +39,7 @@ class _Condition:
             self.selector = component("selector", spec)
         if self.scorer is None:
             return
-        if self.scorer.timing == "pre_rollout":
-            raise ValueError(
-                f"{registered_name(self.scorer)} scores prompts before their rollout, where nothing else is known. "
-                "Give it a block of its own."
-            )
+        check_after_rollout(self.scorer)
         validate_compat(self.scorer, self.selector)
 
     @property

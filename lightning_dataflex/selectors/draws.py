@@ -13,7 +13,7 @@ from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional import drawing, selection, visits
-from lightning_dataflex.functional.groups import group_index, group_mean
+from lightning_dataflex.functional.groups import group_mean
 
 
 class _Drawing(Selector):
@@ -85,14 +85,13 @@ class DOTS(_Drawing):
         self.target, self.temperature, self.fraction = target, temperature, fraction
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
-        ids = prompt_ids(batch).to(scores.device)
-        group, num_prompts = group_index(ids)
+        ids, group = torch.unique(prompt_ids(batch).to(scores.device), return_inverse=True)
         # Of a prompt that was drawn twice the mean.
-        rates = group_mean(scores, group, num_prompts, ~scores.isnan())
+        rates = group_mean(scores, group, len(ids), ~scores.isnan())
         num = ctx.get("num")
-        num = int(selection.share(torch.tensor(num_prompts), self.fraction)) if num is None else num
+        num = int(selection.share(torch.tensor(len(ids)), self.fraction)) if num is None else num
         chances = drawing.log_nearness(rates, self.target, self.temperature)
-        return drawing.drawn(chances, num, torch.unique(ids), self.seed, ctx.get("step_id", 0))[group]
+        return drawing.drawn(chances, num, ids, self.seed, ctx.get("step_id", 0))[group]
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         return {"prompt_id": prompt_ids(batch)}
