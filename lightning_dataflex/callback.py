@@ -15,12 +15,14 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Drop, Mechanism, OnEmpty, RefillConfig, Scope
 from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.memory import changes, described
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.scorer import Scorer
+from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.deciding import Deciding
 from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.mount import BatchMount, Mount, mount_of
@@ -125,6 +127,10 @@ class DataFlexCallback(Callback):
             self.pipeline.requires = (*self.pipeline.requires, "advantages")
         if isinstance(self.pipeline, Pipeline) and self.config.refill is not None:
             self.pipeline.requires = (*self.pipeline.requires, "uid")
+        self._made_of = self.config.described() | {
+            "scorer": described(self.pipeline.scorer),
+            "actuator": described(self.pipeline.actuator),
+        }
         self.steering = Steering(self.pipeline, enforce=enforce) if isinstance(self.pipeline, Mixture) else None
         self.deciding = Deciding(self.pipeline, self.config, self.name) if isinstance(self.pipeline, Pipeline) else None
         self.layout = Layout.of(shared_fields, [*(token_fields or ()), weights_key])
@@ -149,23 +155,32 @@ class DataFlexCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; the same on every rank."""
-        state = {"num_steps": self.num_steps, "scorer": dict(self.pipeline.scorer.state_dict())}
+        state: dict[str, Any] = {"num_steps": self.num_steps, "made_of": dict(self._made_of)}
         if self.flow is not None:
             state["flow"] = self.flow.state_dict()
-        if self.steering is not None:
-            return state | self.steering.state_dict()
-        return state | {"actuator": self.pipeline.actuator.state_dict()}
+        if isinstance(self.pipeline, Pipeline):
+            return state | {"pipeline": self.pipeline.state_dict()}
+        assert self.steering is not None
+        return state | self.steering.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Take back what `state_dict` gave; a warning says what the run was configured otherwise with."""
         self.num_steps = state_dict["num_steps"]
-        self.pipeline.scorer.load_state_dict(state_dict["scorer"], strict=False)
-        if self.flow is not None and "flow" in state_dict:
-            self.flow.load_state_dict(state_dict["flow"])
-        if self.steering is not None:
+        changed = changes(state_dict["made_of"], self._made_of)
+        if changed:
+            warn_once(self, f"{self.name} goes on from a checkpoint with other settings: {changed}.")
+        if isinstance(self.pipeline, Pipeline):
+            self.pipeline.load_state_dict(state_dict["pipeline"])
+        elif self.steering is not None:
             self.steering.load_state_dict(state_dict)
-        else:
-            self.pipeline.actuator.load_state_dict(state_dict["actuator"])
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Take the prompts and groups that wait from whichever callback has saved them."""
+        states = checkpoint["callbacks"]
+        if self.state_key not in states:
+            warn_once(self, f"The checkpoint has no state of {self.state_key}, which starts as in a new run.")
+        if self._team is not None and self is self._team.members[0]:
+            self._team.load_flow([state for key, state in states.items() if key.startswith("DataFlexCallback[")])
 
     # -- coming and going ------------------------------------------------------------------------------------------
 

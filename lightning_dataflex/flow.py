@@ -14,6 +14,7 @@ from lightning_dataflex.asking import setting
 from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.summary import Summary
+from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.advantages import group_advantages
 from lightning_dataflex.gate import Gate, check_given
 from lightning_dataflex.mount import points_of, replaced_attribute
@@ -236,6 +237,8 @@ class RolloutFlow:
         self.source.load_state_dict(state["source"])
         if self.refill is not None and "refill" in state:
             self.refill.load_state_dict(state["refill"])
+        elif state.get("refill", {}).get("stock"):
+            warn_once(self, "The checkpoint has groups in stock for a refill, and here is none: they are dropped.")
 
     def _first_size(self, batch_size: int, num_before: int) -> int:
         world = self.source.queue.world

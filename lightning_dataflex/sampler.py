@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
+from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.dealing import Dealer, Draw, Position, rows_by_domain
 from lightning_dataflex.functional.proportions import matched
 
@@ -212,24 +213,32 @@ class DomainMixtureSampler(DistributedSampler):
                 here = later[0][0]
                 ahead = [(position.batch, list(shares)) for position, shares in later]
         ahead += self._planned
+        length = self._length if self._has_drawn else self._origin[-1]
         return {
             "epoch": here.epoch,
             "batch": here.batch,
+            "global_batch": self.batch_size * self.num_replicas,
             "drawn": dict(zip(self.domains, here.drawn)),
             "owed": dict(zip(self.domains, here.owed)),
             "ahead": [{"batch": batch, "proportions": dict(zip(self.domains, shares))} for batch, shares in ahead],
             "proportions": self.proportions,
-            "length": self._length if self._has_drawn else self._origin[-1],
+            "length": None if length is None else length * self.num_replicas,
         }
 
     def start_of_next_epoch(self) -> dict[str, Any]:
         """The state with which the epoch after this one starts."""
         owed = dict(zip(self.domains, self._position.owed))
-        start = {"epoch": self.epoch + 1, "batch": 0, "drawn": dict.fromkeys(self.domains, 0), "owed": owed}
+        size = self.batch_size * self.num_replicas
+        drawn = dict.fromkeys(self.domains, 0)
+        start = {"epoch": self.epoch + 1, "batch": 0, "global_batch": size, "drawn": drawn, "owed": owed}
         return start | {"ahead": [], "proportions": self.proportions, "length": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, at the next iteration. Domains are matched by name."""
+        """Go on where `state_dict` was taken, at the next iteration.
+
+        Domains are matched by name. If a batch of all ranks is another number of prompts than when the state was
+        saved, the epoch goes on with the prompts that it has not drawn, and a warning says that its length is another.
+        """
         drawn = [state["drawn"].get(name, 0) for name in self.domains]
         # What is owed sums to 0 over all domains, and of others it would not.
         same = set(state["owed"]) == set(self.domains)
@@ -237,7 +246,16 @@ class DomainMixtureSampler(DistributedSampler):
         position = Position(state["epoch"], state["batch"], drawn, owed)
         ahead = [(each["batch"], list(matched(each["proportions"], self.domains).values())) for each in state["ahead"]]
         self._proportions = list(matched(state["proportions"], self.domains).values())
-        length = state["length"] if same else None
+        length = state["length"] // self.num_replicas if same and state["length"] is not None else None
+        size = self.batch_size * self.num_replicas
+        if position.batch and size != state["global_batch"]:
+            warn_once(
+                self,
+                f"The checkpoint was written with {state['global_batch']} prompts in a batch of all ranks, and here "
+                f"are {size}: epoch {position.epoch} goes on with what it has not drawn, and counts its batches anew "
+                "from there.",
+            )
+            length = None
         if position.batch * self.batch_size >= (self._length_now() if length is None else length):
             position, ahead, length = Position(position.epoch + 1, owed=owed), [], None
         self._start(position, ahead, length)

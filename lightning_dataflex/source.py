@@ -71,10 +71,13 @@ class PromptSource:
         self.given: list[Any] = []
         """The prompts that this rank rolls out now."""
         self._ahead: PromptDraw | None = None
+        self._loader: Any = ()
         self._iterator: Iterator[Any] = iter(())
         self._length: int | None = None
         self._has_ended = self._has_stepped = self._lives_on_rest = False
+        self._loop: Any = None
         self._fetcher: Any = None
+        self._saved_ranks: int | None = None
         self._restore: Callable[[], None] = lambda: None
 
     def attach(self, trainer: Trainer, process_group: Group) -> None:
@@ -106,24 +109,37 @@ class PromptSource:
             )
         _validate_at_the_end(trainer)
         self._length, self._iterator = fetcher.length, _rest(list(fetcher.batches), fetcher.iterator)
+        if self._saved_ranks not in (None, self.queue.world):
+            warn_once(
+                self,
+                f"The checkpoint was written by {self._saved_ranks} ranks, and here are {self.queue.world}: their "
+                "batches of the loader are others, and the epoch begins anew. What waits is kept.",
+            )
+            self.num_pulled, self._has_ended = 0, False
+        self._saved_ranks = None
+        num_batches = math.inf
         if self._is_over:
             self.num_pulled, self._has_ended = 0, False
+            if loop.epoch_loop.restarting:
+                # Saved at the last batch of an epoch: the Trainer counts from 0 again if the epoch had as many.
+                num_batches = loop.epoch_loop.batch_progress.current.processed
         self._lives_on_rest = self._has_ended
+        self._loader = loader
         batches = _Batches(loader, self)
         fetcher._combined_loader, fetcher.iterator = batches, batches
-        # Nobody knows how many steps the epoch has.
         fetcher.prefetch_batches, fetcher.length, fetcher.batches, fetcher.done = 0, None, [], False
-        loop.max_batches = float("inf")
+        self._loop, loop.max_batches = loop, num_batches
 
-    def restart(self, iterator: Iterator[Any]) -> None:
+    def restart(self) -> None:
         """The loader begins another epoch."""
-        self._iterator, self.num_pulled = iterator, 0
+        self._iterator, self.num_pulled = iter(self._loader), 0
         self._has_ended = self._has_stepped = self._lives_on_rest = False
 
     def detach(self) -> None:
         """Let go of the Trainer."""
         self._restore()
-        self._fetcher, self._iterator, self.given = None, iter(()), []
+        self._loop = self._fetcher = None
+        self._loader, self._iterator, self.given = (), iter(()), []
 
     # -- draws -----------------------------------------------------------------------------------------------------
 
@@ -133,6 +149,8 @@ class PromptSource:
         Raises:
             StopIteration: The data are used up.
         """
+        # Nobody knows how many steps the epoch has.
+        self._loop.max_batches = math.inf
         draw = self._ahead or self._first_draw(self.step(), 0)
         if draw is None:
             raise StopIteration
@@ -211,6 +229,10 @@ class PromptSource:
         if self._has_ended:
             return False
         batch, *_ = next(self._iterator, (None,))
+        if batch is None and not self.num_pulled:
+            # A loader that resumes by itself (torchdata's), at the end of an epoch, begins with an empty one.
+            self._iterator = iter(self._loader)
+            batch, *_ = next(self._iterator, (None,))
         self.num_pulled += batch is not None
         is_last = self._length is not None and self.num_pulled >= self._length
         self._has_ended = not self.queue.add(batch, is_last=is_last)
@@ -255,6 +277,7 @@ class PromptSource:
             "queue": self.queue.state_dict(),
             "ahead": ahead and {"prompts": plain(ahead.prompts, "A prompt"), "judged": ahead.judged},
             "num_pulled": self.num_pulled,
+            "num_ranks": self.queue.world,
             "has_ended": self._has_ended,
             "has_stepped": self._has_stepped,
         }
@@ -263,6 +286,7 @@ class PromptSource:
         """Take back what `state_dict` gave."""
         self.queue.load_state_dict(state["queue"])
         self.num_pulled, self._has_ended = state["num_pulled"], state["has_ended"]
+        self._saved_ranks = state["num_ranks"]
         self._has_stepped, ahead = state["has_stepped"], state["ahead"]
         self._ahead = ahead and PromptDraw(restored(ahead["prompts"]), ahead["judged"])
 
@@ -274,7 +298,7 @@ class _Batches:
         self._loader, self._source, self._num_drawn = loader, source, 0
 
     def __iter__(self) -> _Batches:
-        self._source.restart(iter(self._loader))
+        self._source.restart()
         self._num_drawn = 0
         return self
 

@@ -101,7 +101,8 @@ class Steering:
 
     def state_dict(self) -> dict[str, Any]:
         """The mixture and the sampler, after the last step; the same on every rank."""
-        return {"mixture": self.mixture.state_dict(), "sampler": self._sampler_state()}
+        # What was loaded waits until the loader is made.
+        return {"mixture": self._saved or self.mixture.state_dict(), "sampler": self._sampler_state()}
 
     def _sampler_state(self) -> dict[str, Any]:
         if self.sampler is None:

@@ -16,6 +16,7 @@ from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout, compacted
 from lightning_dataflex.core.summary import Summary
+from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.gate import Gate
 from lightning_dataflex.mount import BatchMount, PointMount
@@ -71,6 +72,25 @@ class Team:
         mechanism = member.config.mechanism
         alone = sum(each.config.mechanism == mechanism for each in self.members) == 1
         return f"dataflex/{member.config.label or (mechanism if alone else member.name)}/"
+
+    def load_flow(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Take up what waits of the callbacks of a checkpoint, whichever of them has led the flow."""
+        saved = next((state["flow"] for state in states if "flow" in state), None)
+        leader = self.leader
+        if saved is not None and leader is not None and leader.flow is not None:
+            leader.flow.load_state_dict(saved)
+        elif leader is not None and states:
+            warn_once(
+                leader,
+                f"The checkpoint was written without refill and rules on prompts: {leader.name} begins the epoch of "
+                "the data anew.",
+            )
+        elif saved is not None:
+            warn_once(
+                self.members[0],
+                "The checkpoint has prompts that wait for a refill or a rule on prompts, and here is neither: they are "
+                "dropped.",
+            )
 
     def flow(self) -> RolloutFlow:
         """The flow of rollouts that the leader holds."""

@@ -522,7 +522,8 @@ def test_law_8_what_combined_rules_remember_goes_on_where_it_was_stopped(tmp_pat
     # It matters: with what they remember left out of the checkpoint, the rest is decided otherwise.
     state = torch.load(path, weights_only=True)
     for each in state["callbacks"].values():
-        each.update({"actuator": {}, "scorer": {}} if "scorer" in each else {})
+        for memory in each.get("pipeline", {}).values():
+            memory["state"] = {}
     torch.save(state, path)
     forgetful, _, _ = fit(callbacks(), data, Changing(), ckpt_path=path, **length)
     assert as_lists(forgetful.given) != as_lists(whole.given[stop:])

@@ -340,7 +340,7 @@ def test_rules_without_need_of_data_act_before_the_first_step():
 def test_the_memory_of_another_mixer_is_not_read():
     saved = Mixture.from_config({"mechanism": "mix", "domains": ["a", "b"], "actuator": "exp3"})
     loaded = Mixture.from_config({"mechanism": "mix", "domains": ["a", "b"], "actuator": "dads"})
-    with pytest.warns(UserWarning, match="The checkpoint has the memory of Exp3. DADS starts without one"):
+    with pytest.warns(UserWarning, match="The checkpoint has the memory of exp3. dads starts without one"):
         loaded.load_state_dict(saved.state_dict())
 
 

@@ -160,7 +160,7 @@ def minibatches(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {key: value[rows] for key, value in batch.items()}
 
 
-def fit(module: LightningModule, callbacks: list[Any], batches: Any, **trainer: Any) -> Trainer:
+def fit(module: LightningModule, callbacks: list[Any], batches: Any, ckpt_path: Any = None, **trainer: Any) -> Trainer:
     settings: dict[str, Any] = {
         "max_epochs": 1,
         "accelerator": "cpu",
@@ -173,7 +173,7 @@ def fit(module: LightningModule, callbacks: list[Any], batches: Any, **trainer: 
     }
     fitter = Trainer(callbacks=callbacks, **(settings | trainer))
     data = batches if isinstance(batches, LightningDataModule) else DataLoader(batches, None, collate_fn=as_it_is)
-    fitter.fit(module, data)
+    fitter.fit(module, data, ckpt_path=ckpt_path)
     return fitter
 
 

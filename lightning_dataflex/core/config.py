@@ -164,6 +164,11 @@ class DataFlexConfig:
             raise ValueError("The dataflex block lacks 'mechanism'. Give mechanism, scorer and actuator.")
         return cls(**block)
 
+    def described(self) -> dict[str, str]:
+        """Each setting as text, without the components."""
+        names = (each.name for each in dataclasses.fields(self) if each.name not in ("scorer", "actuator"))
+        return {name: str(getattr(self, name)) for name in names}
+
     def components(self) -> tuple[Scorer, Actuator]:
         """The scorer and the actuator, built and checked against each other, the estimator and the mount."""
         scorer = None if self.scorer is None else component("scorer", self.scorer)

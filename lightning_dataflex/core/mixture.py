@@ -14,9 +14,9 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.domains import DomainStats, DomainSums, prior, warn_of_other_domains
 from lightning_dataflex.core.global_batch import global_batch
+from lightning_dataflex.core.memory import memory_of, recall
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.proportions import matched
 from lightning_dataflex.sync import Group, exchanged
 
@@ -175,16 +175,16 @@ class Mixture:
         return dict(self._metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """The statistics, the proportions and what the mixer remembers, by domain; the same on every rank."""
+        """The statistics, the proportions and what scorer and mixer remember, by domain; the same on every rank."""
         if not self.domains:
             return {}
-        mixer = {"name": type(self.actuator).__name__, "state": self.actuator.state_dict()}
-        return {"stats": self.stats.state_dict(), "proportions": self.proportions, "mixer": mixer}
+        memories = {"scorer": memory_of(self.scorer), "actuator": memory_of(self.actuator)}
+        return {"stats": self.stats.state_dict(), "proportions": self.proportions} | memories
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave. Domains are matched by name; a new one gets an equal share.
 
-        What another mixer has remembered is not read, with a warning.
+        What another scorer or mixer has remembered is not read, with a warning.
         """
         if not state:
             return
@@ -192,11 +192,8 @@ class Mixture:
         self.stats.load_state_dict(state["stats"])
         shares = matched(state["proportions"], self.domains)
         self._shares = torch.tensor(list(shares.values()), dtype=torch.float64)
-        saved, name = state["mixer"], type(self.actuator).__name__
-        if saved["name"] == name:
-            self.actuator.load_state_dict(saved["state"])
-        else:
-            warn_once(self, f"The checkpoint has the memory of {saved['name']}. {name} starts without one.")
+        recall(self.scorer, state["scorer"])
+        recall(self.actuator, state["actuator"])
 
     def _read(self, batch: Any) -> RolloutBatch:
         if not self.domains:

@@ -15,6 +15,7 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Scope
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.global_batch import global_batch
+from lightning_dataflex.core.memory import memory_of, recall
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
 from lightning_dataflex.core.rows import measure_of
@@ -119,6 +120,15 @@ class Pipeline:
     def row_wise(self) -> bool:
         """Whether each rank acts on its own samples, and needs of the others' nothing but numbers of each row."""
         return self.scope == "rank" or (self.scorer.row_wise and self.actuator.row_wise)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the scorer and the actuator remember; the same on every rank."""
+        return {"scorer": memory_of(self.scorer), "actuator": memory_of(self.actuator)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave; what other components remember is dropped with a warning."""
+        recall(self.scorer, state["scorer"])
+        recall(self.actuator, state["actuator"])
 
     @torch.no_grad()
     def decide(

@@ -12,6 +12,7 @@ from lightning_dataflex.core.building import component
 from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.compat import check_after_rollout
 from lightning_dataflex.core.global_batch import joint_columns
+from lightning_dataflex.core.memory import distinct, title
 from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Granularity, Scorer, Timing, scores_on
@@ -35,7 +36,8 @@ class Combined(Scorer):
         parts: list[Scorer] = [component("scorer", each) for each in scorers]
         for part in parts:
             check_after_rollout(part)
-        self.parts = nn.ModuleList(parts)
+        # By title, so that a checkpoint gives each its own memory, whatever their order.
+        self.parts = nn.ModuleDict(dict(zip(distinct(title(part) for part in parts), parts)))
         self.requires = tuple(dict.fromkeys(name for part in parts for name in part.requires))
         self.timing = max((part.timing for part in parts), key=get_args(Timing).index)
         self.granularity = max((part.granularity for part in parts), key=get_args(Granularity).index)
@@ -44,8 +46,13 @@ class Combined(Scorer):
         self._of_each_row = all(part.row_wise for part in parts)
 
     @property
+    def part_titles(self) -> list[str]:
+        """What the scorers are called in a checkpoint."""
+        return list(self.parts)
+
+    @property
     def _each(self) -> list[Scorer]:
-        return list(self.parts)  # type: ignore[arg-type]
+        return list(self.parts.values())  # type: ignore[arg-type]
 
     @property
     def recipe(self) -> str:

@@ -12,6 +12,7 @@ from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.building import component
 from lightning_dataflex.core.compat import check_after_rollout, validate_compat
 from lightning_dataflex.core.global_batch import joint_columns
+from lightning_dataflex.core.memory import distinct, matched_parts, memory_of, recall, title
 from lightning_dataflex.core.registry import register_selector, registered_name, settings_of
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import scored_rows
@@ -45,6 +46,10 @@ class _Condition:
     @property
     def parts(self) -> list[Any]:
         return [self.selector] if self.scorer is None else [self.scorer, self.selector]
+
+    @property
+    def title(self) -> str:
+        return ": ".join(title(part) for part in self.parts)
 
     @property
     def of_tokens(self) -> bool:
@@ -105,6 +110,11 @@ class _Combined(Selector):
         self.changes_advantages = bool(changing)
 
     @property
+    def part_titles(self) -> list[str]:
+        """What the conditions are called in a checkpoint."""
+        return distinct(condition.title for condition in self.conditions)
+
+    @property
     def of_tokens(self) -> bool:
         """Whether tokens are kept even where the block scores samples."""
         return any(condition.of_tokens for condition in self.conditions)
@@ -144,17 +154,15 @@ class _Combined(Selector):
         return None if self._changing is None else self._changing.advantages(rows, batch)
 
     def state_dict(self) -> dict[str, Any]:
-        return {str(i): condition.selector.state_dict() for i, condition in enumerate(self.conditions)} | {
-            f"{i}.scorer": dict(condition.scorer.state_dict())
-            for i, condition in enumerate(self.conditions)
-            if condition.scorer is not None
-        }
+        parts = {name: condition.parts for name, condition in zip(self.part_titles, self.conditions)}
+        saved = {name: [memory_of(part) for part in there] for name, there in parts.items()}
+        return {name: memories for name, memories in saved.items() if any(each["state"] for each in memories)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for i, condition in enumerate(self.conditions):
-            condition.selector.load_state_dict(state.get(str(i), {}))
-            if condition.scorer is not None and f"{i}.scorer" in state:
-                condition.scorer.load_state_dict(state[f"{i}.scorer"], strict=False)
+        own = dict(zip(self.part_titles, self.conditions))
+        for name, memories in matched_parts(self, state, self.state_dict()).items():
+            for part, saved in zip(own[name].parts, memories):
+                recall(part, saved)
 
 
 @register_selector("all_of")

@@ -1,0 +1,102 @@
+"""What components remember, in a checkpoint: under names, so that a run with other settings finds what is its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lightning_dataflex.core.registry import init_parameters, registered_name
+from lightning_dataflex.core.scorer import METRIC_OPTIONS, Scorer
+from lightning_dataflex.core.warn import warn_once
+
+
+def title(component: Any) -> str:
+    """What a component is called among others: its name, and the titles of what it is made of.
+
+    Example:
+        >>> from lightning_dataflex import build
+        >>> title(build("scorer", "weighted_sum", scorers=["outcome", build("scorer", "rank", scorer="outcome")]))
+        'weighted_sum(outcome(), rank(outcome()))'
+    """
+    return f"{registered_name(component)}({', '.join(getattr(component, 'part_titles', ()))})"
+
+
+def distinct(titles: Iterable[str]) -> list[str]:
+    """The titles, those that come again with a number.
+
+    Example:
+        >>> distinct(["ema(outcome())", "outcome()", "ema(outcome())"])
+        ['ema(outcome())', 'outcome()', 'ema(outcome())#2']
+    """
+    found: list[str] = []
+    for each in titles:
+        again = sum(other.partition("#")[0] == each for other in found)
+        found.append(f"{each}#{again + 1}" if again else each)
+    return found
+
+
+def described(component: Any) -> str:
+    """A component as a configuration has it, as text.
+
+    Example:
+        >>> from lightning_dataflex import build
+        >>> described(build("selector", "threshold_band", low=0.2, high=0.8))
+        'threshold_band(low=0.2, high=0.8, closed=False)'
+    """
+    names = [name for name in init_parameters(type(component)) if name not in METRIC_OPTIONS]
+    settings = {name: vars(component)[name] for name in names if name in vars(component)}
+    parts = [*getattr(component, "part_titles", ()), *(f"{name}={value!r}" for name, value in settings.items())]
+    return f"{registered_name(component)}({', '.join(parts)})"
+
+
+def memory_of(component: Any) -> dict[str, Any]:
+    """What a component remembers, and which it is: for a checkpoint."""
+    return {"name": registered_name(component), "state": dict(component.state_dict())}
+
+
+def recall(component: Any, saved: Mapping[str, Any]) -> None:
+    """Give a component back what `memory_of` gave.
+
+    What another component has remembered is not read, and of one that is made of others each part gets its own, by
+    title; a warning names what is left over, and what starts without a memory.
+    """
+    name = registered_name(component)
+    if saved["name"] != name:
+        if saved["state"]:
+            warn_once(component, f"The checkpoint has the memory of {saved['name']}. {name} starts without one.")
+        return
+    state = saved["state"]
+    if isinstance(component, Scorer):
+        state = matched_parts(component, state, component.state_dict())
+        component.load_state_dict(state, strict=False)
+    else:
+        component.load_state_dict(state)
+
+
+def matched_parts(component: Any, saved: Mapping[str, Any], own: Iterable[str]) -> dict[str, Any]:
+    """Of saved memories those that a component has a part for; a warning names the others."""
+    own = list(own)
+    gone, new = [each for each in saved if each not in own], [each for each in own if each not in saved]
+    if gone or new:
+        warn_once(
+            component,
+            f"The checkpoint was written by another {registered_name(component)}. What it remembers of "
+            f"{_listed(gone)} is dropped; {_listed(new)} start without a memory.",
+        )
+    return {each: state for each, state in saved.items() if each in own}
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(key.removeprefix("parts.").removesuffix("._extra_state") for key in keys) or "none"
+
+
+def changes(saved: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs between two descriptions, as text; empty if nothing does.
+
+    Example:
+        >>> changes({"drop": "mask", "trim": "False"}, {"drop": "rows", "trim": "False"})
+        'drop: mask, now rows'
+    """
+    names = dict.fromkeys([*saved, *now])
+    differ = [name for name in names if saved.get(name) != now.get(name)]
+    return "; ".join(f"{name}: {saved.get(name, 'not there')}, now {now.get(name, 'not there')}" for name in differ)
