@@ -25,7 +25,8 @@ from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.deciding import Deciding
 from lightning_dataflex.flow import RolloutFlow
-from lightning_dataflex.mount import BatchMount, Mount, mount_of
+from lightning_dataflex.mount import BatchMount, GradientMount, Mount, mount_of
+from lightning_dataflex.reading import FirstReading
 from lightning_dataflex.steering import Steering
 from lightning_dataflex.team import Team, check_mount, check_team
 
@@ -139,6 +140,7 @@ class DataFlexCallback(Callback):
         """Of the callback that leads it: what prompts are rolled out, and how often."""
         self._team: Team | None = None
         self._mount: Mount | None = None
+        self._reading: FirstReading | None = None
         self._trainer: Trainer | None = None
         self._acted = False
 
@@ -220,6 +222,9 @@ class DataFlexCallback(Callback):
         # Of several at the point the last acts last, of several around the training step the first.
         if self is self._team.members[0 if isinstance(mount, BatchMount) else -1]:
             mount.finish = self._finished
+            if self._team.weighs and not isinstance(mount, GradientMount):
+                self._reading = FirstReading(self.config.weights_key)
+                mount.watch = self._reading.watched
         return mount
 
     def mount_kind(self, pl_module: LightningModule) -> Any:
@@ -245,7 +250,7 @@ class DataFlexCallback(Callback):
         for part in (self._mount, self.deciding, self.steering, self.flow):
             if part is not None:
                 part.detach()
-        self._mount = self._trainer = self.pipeline.process_group = None
+        self._mount = self._reading = self._trainer = self.pipeline.process_group = None
 
     def check(self, pl_module: LightningModule) -> None:
         """Raise a ValueError if the scorer or the actuator does not fit the module's advantage estimator."""
@@ -297,6 +302,8 @@ class DataFlexCallback(Callback):
     ) -> None:
         """Log what was decided. The numbers are those of the global batch: there is nothing to reduce over ranks."""
         self._check_fired(pl_module)
+        if self._reading is not None:
+            self._reading.end_step(self.name)
         assert self._team is not None
         metrics: dict[str, Any] = {}
         batch_size = 1
@@ -354,7 +361,10 @@ class DataFlexCallback(Callback):
 
     def _finished(self, batch: Any) -> Any:
         assert self._team is not None
-        return self._team.finished(batch, self.pipeline.fields) if self._is_training else batch
+        if not self._is_training:
+            return batch
+        batch = self._team.finished(batch, self.pipeline.fields)
+        return batch if self._reading is None else self._reading.watched_in(batch, self.pipeline.fields)
 
     @property
     def _is_training(self) -> bool:

@@ -54,9 +54,12 @@ class Mount(ABC):
     finish: Callable[[Any], Any]
     """What is done to a training batch once every callback has put its decision in."""
 
+    watch: Callable[[Any], Any]
+    """What is done to the weights that are an argument of a loss."""
+
     def __init__(self, decide: Decide, fields: Mapping[str, str], drop: Drop, weights_key: str) -> None:
         self.decide, self.fields, self.drop, self.weights_key = decide, fields, drop, weights_key
-        self.finish = lambda batch: batch
+        self.finish = self.watch = lambda given: given
         self._restore: list[Callable[[], None]] = []
 
     def attach(self, module: nn.Module) -> None:
@@ -119,9 +122,13 @@ class LossMount(Mount):
         forward = getattr(target, "_orig_mod", target).forward if isinstance(target, nn.Module) else target
         signature = inspect.signature(forward)
 
+        def updates_of(batch: RolloutBatch) -> Mapping[str, Any]:
+            updates = dict(self._updates(batch, self.decide(batch)))
+            return updates | {k: self.watch(v) for k, v in updates.items() if k == self.weights_key}
+
         @torch.compiler.disable(recursive=True)
         def arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-            return with_decision(signature, args, kwargs, self.fields, lambda b: self._updates(b, self.decide(b)))
+            return with_decision(signature, args, kwargs, self.fields, updates_of)
 
         if isinstance(target, nn.Module):
             handle = target.register_forward_pre_hook(lambda _module, a, k: arguments(a, k), with_kwargs=True)

@@ -65,6 +65,16 @@ class Team:
         trim = any(each.config.trim for each in self.members)
         return compacted(RolloutBatch(batch, fields), self.layout, trim=trim)
 
+    @property
+    def weighs(self) -> bool:
+        """Whether a module that does not read the weights trains on something else than was decided."""
+        return any(
+            each.config.enforce
+            and isinstance(each.pipeline, Pipeline)
+            and (each.config.mechanism == "reweight" or each.config.drop == "weight")
+            for each in self.members
+        )
+
     def log_prefix(self, member: DataFlexCallback) -> str:
         """`dataflex/`, and a label only where several callbacks log: the mechanism, if that says which."""
         if len(self.members) == 1:

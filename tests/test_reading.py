@@ -1,0 +1,85 @@
+"""Weights that the training step does not read: a run that trains on something else than was decided says so."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_dataflex import DataFlexCallback
+from lightning_dataflex.reading import Watched
+from tests.toy import MOUNTS, Toy, fit, rollout
+
+
+def select(**options: Any) -> DataFlexCallback:
+    return DataFlexCallback("select", "advantage_magnitude", "topk_fraction", **options)
+
+
+def reweight(**options: Any) -> DataFlexCallback:
+    return DataFlexCallback("reweight", "advantage_magnitude", "softmax", **options)
+
+
+class Deaf(Toy):
+    """Trains without a look at the weights."""
+
+    def _loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        shape = batch["rollout_is_weights"].shape if "rollout_is_weights" in batch else None
+        assert shape is None or len(shape) == 2
+        kept = {name: value for name, value in batch.items() if name != "rollout_is_weights"}
+        return super()._loss(kept)
+
+
+class DeafLoss(Toy):
+    """Has a loss without a look at the weights."""
+
+    def __init__(self, offers: str) -> None:
+        super().__init__(offers)
+        if offers == "submodule":
+            self.policy_loss.forward = lambda batch, losses: losses.mean()
+
+    def my_loss(self, losses: torch.Tensor, batch: Any) -> torch.Tensor:
+        return losses.mean()
+
+
+@pytest.mark.parametrize("mount", ["point", "submodule", "method", "batch"])
+def test_R066_weights_that_the_loss_does_not_read_are_warned_of_once(mount: str) -> None:
+    deaf = Deaf if mount in ("point", "batch") else DeafLoss
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(deaf(mount), [reweight(mount=MOUNTS[mount])], [rollout(seed) for seed in range(3)])
+    said = [str(each.message) for each in caught if "had no effect" in str(each.message)]
+    assert said == [
+        "The weights of reweight.advantage_magnitude.softmax had no effect: the training step has not read "
+        "'rollout_is_weights'. Multiply the per-token policy losses by batch['rollout_is_weights'], (samples, response "
+        "tokens), before their mean."
+    ]
+
+
+@pytest.mark.parametrize("mount", ["point", "submodule", "method", "keyword", "batch", "gradient"])
+@pytest.mark.parametrize("callback", [lambda **kw: reweight(**kw), lambda **kw: select(drop="weight", **kw)])
+def test_weights_that_are_read_are_not_warned_of(mount: str, callback: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*had no effect.*")
+        fit(Toy(mount), [callback(mount=MOUNTS[mount])], [rollout(0), rollout(1)])
+
+
+def test_a_selection_that_is_in_the_mask_needs_no_weights() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*had no effect.*")
+        fit(Deaf(), [select()], [rollout(0), rollout(1)])
+
+
+def test_what_is_watched_is_copied_pickled_and_compiled_as_a_plain_tensor() -> None:
+    def loss(weights: torch.Tensor) -> torch.Tensor:
+        return (2 * weights).sum() / weights.shape[0]
+
+    weights = torch.ones(2, 3).as_subclass(Watched)
+    copies = [copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))]
+    assert [type(each) for each in copies] == [torch.Tensor] * 2
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    assert compiled(weights) == 6
+    assert weights.was_read
