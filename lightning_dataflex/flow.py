@@ -222,7 +222,7 @@ class RolloutFlow:
             return {}, 0
 
         # What one rank has to say of it, every rank hears: none is left waiting for the others.
-        exchanged(checked, self.source.queue.process_group)
+        exchanged(checked, self.source.queue.process_group, "whether each has its prompts screened")
         batch, keep = continued(rollout, keep, given, ids, generate, self.screening, rest, self.layout, self._estimator)
         return batch, keep, total
 

@@ -11,6 +11,7 @@ from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.history import Visits
 from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.prompt_scorer import PromptScorer
+from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.prompts import PromptQueue
@@ -74,7 +75,7 @@ class Gate:
             check_given(rollout, queue.columns(prompts, ["prompt_id"], self.fields))
             return {"id": ids, "outcome": rollout.outcomes.double()}, rollout.num_samples
 
-        columns, _ = exchanged(own, self.process_group)
+        columns, _ = exchanged(own, self.process_group, f"outcomes for {registered_name(self.scorer)}")
         self._ids.append(columns["id"].cpu())
         self._outcomes.append(columns["outcome"].cpu())
 

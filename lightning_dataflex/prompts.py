@@ -74,7 +74,7 @@ class PromptQueue:
             said = [(-1, self.rank, goes_on), *((place, self.rank, row) for place, row in enumerate(rows))]
             return {"said": said}, len(said)
 
-        columns, _ = exchanged(own, self.process_group)
+        columns, _ = exchanged(own, self.process_group, "prompts of the data loader")
         said = sorted(columns["said"], key=lambda each: each[:2])
         go_on, rows = [each for *_, each in said[: self.world]], [each for *_, each in said[self.world :]]
         self.batch_size = max(self.batch_size, -(-len(rows) // self.world))

@@ -138,7 +138,7 @@ class Refill:
             return mine[:size], min(len(mine), size)
         surplus = [group.on_cpu() for group in mine[size:]]
         said = (max(0, size - len(mine)), surplus)
-        everyone, _ = exchanged(lambda: ({"said": [said]}, 1), self.process_group)
+        everyone, _ = exchanged(lambda: ({"said": [said]}, 1), self.process_group, "groups for a refill")
         rest += [group for _, more in everyone["said"] for group in more]
         num_groups = 0
         for each, (lacking, _) in enumerate(everyone["said"]):

@@ -206,7 +206,7 @@ class RLEP(Callback):
         found: list[Any] = []
         if self.collect is not None:
             # Every rank keeps what any has found, so that all draw from one pool.
-            everyone, _ = exchanged(lambda: ({"found": [self._found(batch)]}, 1), group)
+            everyone, _ = exchanged(lambda: ({"found": [self._found(batch)]}, 1), group, "solved responses")
             found = [each for part in everyone["found"] for each in part]
         source, num = batch.source, 0
         if self.num:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,8 +36,16 @@ def own_rank(group: Group = None) -> int:
     return dist.get_rank(group) if num_ranks(group) > 1 else 0
 
 
-def mean_over_ranks(value: Tensor, group: Group = None) -> Tensor:
+def mean_over_ranks(value: Tensor, group: Group = None, what: str = "a mean") -> Tensor:
     """Mean of a tensor over ranks, the same on each. A collective; the identity on one process.
+
+    Args:
+        value: This rank's.
+        group: The ranks that take part. Default: all.
+        what: The name of the value, for the error where another rank does not answer.
+
+    Raises:
+        RuntimeError: Another rank has stopped, or does not answer within the timeout of the group.
 
     Example:
         >>> mean_over_ranks(torch.tensor(3.0))
@@ -45,11 +54,14 @@ def mean_over_ranks(value: Tensor, group: Group = None) -> Tensor:
     if num_ranks(group) == 1:
         return value
     total = value.detach().to(_wire(value.device, group), torch.float64, copy=True)
-    dist.all_reduce(total, group=group)
+    with _among_ranks(what):
+        dist.all_reduce(total, group=group)
     return (total / num_ranks(group)).to(value)
 
 
-def exchanged(own: Callable[[], tuple[Columns, int]], group: Group = None) -> tuple[dict[str, Any], slice]:
+def exchanged(
+    own: Callable[[], tuple[Columns, int]], group: Group = None, what: str = "samples"
+) -> tuple[dict[str, Any], slice]:
     """The rows of all ranks, one rank after the other, and where this rank's are among them.
 
     Two collectives, whatever the columns: the sizes, then everything packed into one tensor of bytes. Ranks may
@@ -59,9 +71,11 @@ def exchanged(own: Callable[[], tuple[Columns, int]], group: Group = None) -> tu
         own: Gives this rank's columns, (N, ...) tensors or lists of anything that can be pickled, and its N. If it
             fails on one rank, every rank raises: none is left waiting for the others.
         group: The ranks that take part. Default: all.
+        what: The name of what is exchanged, for the error where another rank does not answer.
 
     Raises:
-        RuntimeError: `own` failed on another rank; where it failed on this one, its own error is raised.
+        RuntimeError: `own` failed on another rank; where it failed on this one, its own error is raised. Or another
+            rank has stopped, or does not answer within the timeout of the group.
 
     Example:
         >>> exchanged(lambda: ({"reward": torch.tensor([1.0, 0.0])}, 2))
@@ -80,10 +94,10 @@ def exchanged(own: Callable[[], tuple[Columns, int]], group: Group = None) -> tu
         failure = error
         block = packed({}, 0, error=f"{type(error).__name__}: {error}")
     block = block.to(_wire(device, group))
-    sizes = _all_gather(ends(block)[None], group).tolist()
+    sizes = _all_gather(ends(block)[None], group, what).tolist()
     padded = block.new_zeros(max(total for _, total in sizes))
     padded[: len(block)] = block
-    blocks = unpacked_rows(_all_gather(padded[None], group).to(device), [end for end, _ in sizes])
+    blocks = unpacked_rows(_all_gather(padded[None], group, what).to(device), [end for end, _ in sizes])
     if failure is not None:
         raise failure
     before = rank = 0
@@ -95,12 +109,26 @@ def exchanged(own: Callable[[], tuple[Columns, int]], group: Group = None) -> tu
     return joined(blocks), slice(before, before + num_rows)
 
 
-def _all_gather(row: Tensor, group: Group) -> Tensor:
+def _all_gather(row: Tensor, group: Group, what: str) -> Tensor:
     everyone = row.new_empty(num_ranks(group), *row.shape[1:])
     # The first is the name of the second from PyTorch 2.13 on.
     all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    all_gather(everyone, row.contiguous(), group=group)
+    row = row.contiguous()
+    with _among_ranks(what):
+        all_gather(everyone, row, group=group)
     return everyone
+
+
+@contextmanager
+def _among_ranks(what: str) -> Iterator[None]:
+    """Say what was going on when a collective fails: torch names an address and a port alone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"The ranks could not exchange {what}: another rank may have stopped, or does not answer. Look at its log "
+            f"first. (On this rank: {str(error).splitlines()[0]})"
+        ) from error
 
 
 def _wire(device: torch.device, group: Group) -> torch.device:

@@ -91,7 +91,8 @@ class StepWindow:
         self._stepped = True
         if not self._any_dropped:
             return
-        size = float(mean_over_ranks(_gradient_size(optimizer)) if self._sharded else _gradient_size(optimizer))
+        total = _gradient_size(optimizer)
+        size = float(mean_over_ranks(total, what="the size of the gradient") if self._sharded else total)
         if not math.isfinite(size):
             raise ValueError(
                 "The gradient is not finite in a step in which samples were dropped. Divide the loss by the number of "

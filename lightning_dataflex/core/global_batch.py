@@ -27,6 +27,7 @@ def global_batch(
     local: Callable[[], RolloutBatch],
     parts: Iterable[Part],
     group: Group,
+    what: str,
     more: Mapping[str, Callable[[], Tensor]] = MappingProxyType({}),
 ) -> tuple[RolloutBatch, slice, dict[str, Tensor]]:
     """The samples of all ranks, which of them are this rank's, and further columns. A collective.
@@ -37,6 +38,7 @@ def global_batch(
         local: Gives this rank's batch. An error in it is raised on every rank.
         parts: What reads the global batch.
         group: The ranks that take part; None for all.
+        what: The name of what is exchanged, for an error.
         more: Gives further columns of this rank's samples, under names that are no field's.
     """
     if num_ranks(group) == 1:
@@ -48,7 +50,7 @@ def global_batch(
         own_more = {name: column() for name, column in more.items()}
         return rewards_and_groups(batch) | telling_columns(batch, parts) | own_more, batch.num_samples
 
-    columns, rows = exchanged(own, group)
+    columns, rows = exchanged(own, group, what)
     # A setting that a rule reads from the batch, such as a temperature, is the same on every rank.
     required = {name for part in parts for name in part.requires}
     mine = local()

@@ -15,6 +15,7 @@ from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.domains import DomainStats, DomainSums, prior, warn_of_other_domains
 from lightning_dataflex.core.global_batch import global_batch
 from lightning_dataflex.core.memory import memory_of, recall
+from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional.proportions import matched
@@ -131,7 +132,7 @@ class Mixture:
             scores, valid, domains = self._exchanged_scores(local, domain, step_id)
         else:
             own = {"domain index": domain}
-            world, _, more = global_batch(local, [self.scorer], self.process_group, own)
+            world, _, more = global_batch(local, [self.scorer], self.process_group, self._what, own)
             scores, valid = self._scores(world, step_id)
             domains = more["domain index"]
         sums = DomainSums.of(torch.where(valid, scores, torch.nan), domains, len(self.domains))
@@ -202,6 +203,10 @@ class Mixture:
         local.require(dict.fromkeys(("response_mask", "domain", *self.scorer.requires)))
         return local
 
+    @property
+    def _what(self) -> str:
+        return f"scores for {registered_name(self.scorer)} and {registered_name(self.actuator)}"
+
     def _domain_index(self, batch: RolloutBatch) -> Tensor:
         """(N,) int16 place of each sample's domain."""
         given = batch.original("domain")
@@ -234,5 +239,5 @@ class Mixture:
             scores, valid = self._scores(local(), step_id)
             return {"score": scores, "valid": valid, "domain": domain()}, local().num_samples
 
-        columns, _ = exchanged(own, self.process_group)
+        columns, _ = exchanged(own, self.process_group, self._what)
         return columns["score"], columns["valid"], columns["domain"]

@@ -155,7 +155,7 @@ class Pipeline:
             numbers, rows = self._exchanged(local, acted)
             action = acted()
         else:
-            world, rows, _ = global_batch(local, self._parts, self.process_group)
+            world, rows, _ = global_batch(local, self._parts, self.process_group, self._what)
             _check_not_empty(world.num_samples)
             everywhere = self._action(world, step_id, progress)
             numbers = self._numbers(world, everywhere)
@@ -204,7 +204,7 @@ class Pipeline:
         def own() -> tuple[RowNumbers, int]:
             return self._numbers(local(), acted()), local().num_samples
 
-        numbers, rows = exchanged(own, self.process_group)
+        numbers, rows = exchanged(own, self.process_group, self._what)
         _check_not_empty(len(numbers["num_tokens"]))
         return numbers, rows
 
@@ -229,6 +229,10 @@ class Pipeline:
             return Action(scores, scored(batch, scores), weights)
         assert isinstance(self.actuator, Mixer)
         raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Mixture.")
+
+    @property
+    def _what(self) -> str:
+        return f"samples for {registered_name(self.scorer)} and {registered_name(self.actuator)}"
 
     @property
     def _normalize(self) -> str:

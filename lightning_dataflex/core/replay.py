@@ -150,12 +150,14 @@ def with_replayed(
         group: The ranks that hold different samples.
         key: What the draw follows from: a seed, and the step.
     """
-    everyone, mine = exchanged(lambda: ({"uid": batch.group_ids}, len(batch)), group)
+    everyone, mine = exchanged(lambda: ({"uid": batch.group_ids}, len(batch)), group, "groups for a replay")
     chosen = _chosen(batch, everyone["uid"], mine, pool, num, key)
     # Inside of the exchange, which tells the other ranks of an error.
     extended = functools.cache(lambda: _put_in(batch, chosen, layout) if chosen else batch)
     all_rows, rows = exchanged(
-        lambda: ({"rm_scores": extended().outcomes, "uid": extended().group_ids}, len(extended())), group
+        lambda: ({"rm_scores": extended().outcomes, "uid": extended().group_ids}, len(extended())),
+        group,
+        "rewards for a replay",
     )
     whole = extended()
     num_added = len(all_rows["uid"]) - len(everyone["uid"])

@@ -169,7 +169,7 @@ def loss_denominator(response_mask: Tensor, aggregation: Aggregation) -> Tensor:
     _check_aggregation(aggregation)
     mask = response_mask.bool()
     count = (mask if aggregation == "token-mean" else mask.any(-1)).sum().float()
-    mean = mean_over_ranks(count)
+    mean = mean_over_ranks(count, what="the denominator of the loss")
     return torch.where(mean > 0, mean, 1.0)
 
 
