@@ -28,6 +28,7 @@ from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.mount import BatchMount, GradientMount, Mount, mount_of
 from lightning_dataflex.reading import FirstReading
 from lightning_dataflex.steering import Steering
+from lightning_dataflex.stopping import StepWatch
 from lightning_dataflex.team import Team, check_mount, check_team
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class DataFlexCallback(Callback):
         self._mount: Mount | None = None
         self._reading: FirstReading | None = None
         self._trainer: Trainer | None = None
+        self._watch = StepWatch()
         self._acted = False
 
     @property
@@ -161,13 +163,21 @@ class DataFlexCallback(Callback):
         if self.flow is not None:
             state["flow"] = self.flow.state_dict()
         if isinstance(self.pipeline, Pipeline):
-            return state | {"pipeline": self.pipeline.state_dict()}
-        assert self.steering is not None
-        return state | self.steering.state_dict()
+            state["pipeline"] = self.pipeline.state_dict()
+            remembers = any(part["state"] for part in state["pipeline"].values())
+            state |= self._watch.marks(remembers=remembers)
+        else:
+            assert self.steering is not None
+            state |= self.steering.state_dict() | self._watch.marks(remembers=True, steers=True)
+        leader = None if self._team is None else self._team.leader
+        if leader is not None and leader.flow is not None and leader.flow.source.is_under_way:
+            state["unfinished"] = True
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave; a warning says what the run was configured otherwise with."""
         self.num_steps = state_dict["num_steps"]
+        self._watch.load(state_dict)
         changed = changes(state_dict["made_of"], self._made_of)
         if changed:
             warn_once(self, f"{self.name} goes on from a checkpoint with other settings: {changed}.")
@@ -190,6 +200,7 @@ class DataFlexCallback(Callback):
         """Refuse what does not fit the module's estimator, or the other callbacks, before anything is computed."""
         if stage != "fit":
             return
+        self._watch.reset()
         self.check(pl_module)
         every = dataflex_callbacks(trainer)
         check_team(every)
@@ -204,6 +215,7 @@ class DataFlexCallback(Callback):
         """Attach, now that the module is configured and the strategy has wrapped it."""
         assert self._team is not None
         self.check(pl_module)
+        self._watch.check(self.name)
         self._trainer = trainer
         self._mount = self._new_mount(pl_module)
         self._mount.attach(pl_module)
@@ -277,6 +289,7 @@ class DataFlexCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let the mount see the batch of the dataloader."""
         assert self._mount is not None
+        self._watch.begin_batch(trainer)
         if self.flow is not None:
             self.flow.begin_step()
         if self.deciding is not None:
@@ -325,6 +338,7 @@ class DataFlexCallback(Callback):
         for key, value in metrics.items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
         self.num_steps += 1
+        self._watch.end_batch(trainer, batch_idx)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the sampler know that another epoch comes next."""
@@ -345,6 +359,7 @@ class DataFlexCallback(Callback):
             return None
         assert self._team is not None
         self._acted = True
+        self._watch.act()
         if self._waits_for_the_flow:
             return None
         if isinstance(self.pipeline, Mixture):

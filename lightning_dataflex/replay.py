@@ -17,6 +17,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.functional.advantages import group_advantages
 from lightning_dataflex.mount import forget_compiled_code, points_of
+from lightning_dataflex.stopping import StepWatch
 from lightning_dataflex.sync import exchanged
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class RLEP(Callback):
         self.fields = dict(fields or {})
         self.layout = Layout.of(shared_fields, token_fields)
         self.num_steps = self.num_replayed = 0
+        self._watch = StepWatch()
         self._acted = False
         self._restore: list[Callable[[], None]] = []
 
@@ -90,11 +92,13 @@ class RLEP(Callback):
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; the same on every rank."""
         state: dict[str, Any] = {"num_steps": self.num_steps}
+        state |= self._watch.marks(remembers=self.collect is not None)
         return state | ({"pool": self.pool.state_dict()} if self.collect is not None else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.num_steps = state_dict["num_steps"]
+        self._watch.load(state_dict)
         if "pool" in state_dict and self.collect is not None:
             self.pool.load_state_dict(state_dict["pool"])
 
@@ -102,6 +106,7 @@ class RLEP(Callback):
         """Refuse what cannot work together before anything is computed."""
         if stage != "fit":
             return
+        self._watch.reset()
         # Said now, and not after the first rollout.
         group_advantages(torch.zeros(2), torch.zeros(2).long(), self._estimator(pl_module))
         self._check_others(list(trainer.callbacks))  # type: ignore[attr-defined]
@@ -140,6 +145,7 @@ class RLEP(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Be there when the module's point is called, before the callbacks that decide on its batch."""
+        self._watch.check("RLEP")
         points = points_of(pl_module)
         if not points:
             raise ValueError(
@@ -158,16 +164,20 @@ class RLEP(Callback):
             if not trainer.training:
                 return None
             self._acted = True
+            self._watch.act()
             return self._extended(RolloutBatch.of(source, self.fields), estimator, group)
 
         self._restore = [point.register_forward_hook(hook, prepend=True).remove for point in points]
         forget_compiled_code()
 
-    def on_train_batch_start(self, *args: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
         """Another batch, whose point is still to be called."""
+        self._watch.begin_batch(trainer)
         self._acted = False
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Log what was replayed."""
         if not self._acted:
             raise RuntimeError(
@@ -177,6 +187,7 @@ class RLEP(Callback):
         metrics = {"dataflex/replayed": float(self.num_replayed), "dataflex/pool_size": float(len(self.pool))}
         pl_module.log_dict(metrics, on_step=True, batch_size=1)
         self.num_steps, self.num_replayed = self.num_steps + 1, 0
+        self._watch.end_batch(trainer, batch_idx)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what was collected."""

@@ -76,6 +76,8 @@ class PromptSource:
         self._length: int | None = None
         self._has_ended = self._has_stepped = self._lives_on_rest = False
         self._loop: Any = None
+        self.is_under_way = False
+        """Whether prompts were drawn for a step that is not over."""
         self._fetcher: Any = None
         self._saved_ranks: int | None = None
         self._restore: Callable[[], None] = lambda: None
@@ -151,8 +153,10 @@ class PromptSource:
         """
         # Nobody knows how many steps the epoch has.
         self._loop.max_batches = math.inf
+        self.is_under_way = True
         draw = self._ahead or self._first_draw(self.step(), 0)
         if draw is None:
+            self.is_under_way = False
             raise StopIteration
         self._has_stepped = True
         self._ahead = self._first_draw(self.step() + 1, len(draw.prompts))
@@ -269,6 +273,7 @@ class PromptSource:
         """Let the gates remember what the step has shown."""
         for gate in self.gates:
             gate.end_step(self.step())
+        self.is_under_way = False
 
     def state_dict(self) -> dict[str, Any]:
         """What waits, and how far the epoch has come; the same on every rank."""
