@@ -30,6 +30,7 @@ from lightning_dataflex.reading import FirstReading
 from lightning_dataflex.steering import Steering
 from lightning_dataflex.stopping import StepWatch
 from lightning_dataflex.team import Team, check_mount, check_team
+from lightning_dataflex.writing import check_places_everywhere
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -216,6 +217,8 @@ class DataFlexCallback(Callback):
         assert self._team is not None
         self.check(pl_module)
         self._watch.check(self.name)
+        if self is self._team.members[0]:
+            check_places_everywhere(trainer)
         self._trainer = trainer
         self._mount = self._new_mount(pl_module)
         self._mount.attach(pl_module)

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning_dataflex.callback import DataFlexCallback, dataflex_callbacks
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.registry import BASES, components, init_parameters
+from lightning_dataflex.writing import check_places
 
 if TYPE_CHECKING or find_spec("lightning"):
     from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -70,12 +71,14 @@ class DataFlexCLI(LightningCLI):
         return super().instantiate_trainer(**{"callbacks": [*own, *self.dataflex], **kwargs})
 
     def before_fit(self) -> None:
-        """Refuse what does not fit the module before the Trainer starts processes."""
-        for callback in dataflex_callbacks(self.trainer):
-            try:
+        """Refuse what does not fit the module, or cannot be written, before the Trainer starts processes."""
+        try:
+            for callback in dataflex_callbacks(self.trainer):
                 callback.check(self.model)
-            except ValueError as error:
-                _refuse(error)
+            if self.trainer.is_global_zero:
+                check_places(self.trainer)
+        except ValueError as error:
+            _refuse(error)
 
     def _blocks(self) -> list[dict[str, Any]]:
         given = self._get(self.config, "dataflex")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import resource
 import signal
 import time
 import warnings
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_dataflex import DataFlexCallback, Mixture, Pipeline
+from lightning_dataflex.writing import PROBE
 from tests import toy
 from tests.flowing import Mixed, Prompts, Rolling, as_lists, dapo, fit, gate
 from tests.launch import free_port
@@ -216,6 +218,16 @@ def train(place: Place, case: str, name: str, ranks: Sequence[int], fails: bool 
     place.set(name, 2, ranks=ranks, fails=fails)
     with watched_decisions(place, module):
         fit(callbacks(), data(), module, **place.settings)
+
+
+def train_on_a_full_disk(place: Place) -> None:
+    """A training that is not to begin, because no file may grow."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (PROBE // 2, resource.RLIM_INFINITY))
+    module, (callbacks, data) = Watched(place), CASES["plain"]
+    place.on_arrival = (place.folder / f"trained.{place.rank}").touch
+    place.set("rollout", 0)
+    savers = [ModelCheckpoint(place.folder / "checkpoints")]
+    fit([*callbacks(), *savers], data(), module, enable_checkpointing=True, **place.settings)
 
 
 def stop_and_resume(

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
-from tests.faults import CASES, Run, interrupted_mounts, stop_and_resume, train
+from lightning_dataflex.cli import main
+from lightning_dataflex.writing import places
+from tests.faults import CASES, Run, interrupted_mounts, stop_and_resume, train, train_on_a_full_disk
 from tests.flowing import fit
 
 WAITED = "The ranks could not exchange samples for ema and threshold_band: another rank may have stopped, or does not "
@@ -157,3 +161,60 @@ def test_what_another_callback_saves_before_the_end_of_a_step_is_refused(case: s
     fit([*callbacks(), Early(path)], data(), max_steps=3)
     module, *_ = fit(callbacks(), data(), None, path, max_steps=3)
     assert len(module.rolled_out) == 1
+
+
+# -- nowhere to write to -----------------------------------------------------------------------------------------------
+
+
+class Quiet(CSVLogger):
+    """Writes at the end alone."""
+
+    experiment = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("writer", ["ModelCheckpoint", "Quiet"])
+def test_a_folder_that_cannot_be_written_stops_the_run_before_it_trains(writer: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder, steps = tmp_path / "file" / "run", Steps()
+    saver: dict[str, Any] = {"enable_checkpointing": True}
+    more, settings = ([], {"logger": Quiet(folder)}) if writer == "Quiet" else ([ModelCheckpoint(folder)], saver)
+    callbacks, data = CASES["plain"]
+    with pytest.raises(ValueError, match=rf"{writer} is to write to {folder}, and cannot: Not a directory"):
+        fit([*callbacks(), *more, steps], data(), **settings)
+    assert not steps.num
+
+
+class Steps(Callback):
+    num = 0
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.num += 1
+
+
+def test_a_full_disk_stops_every_rank_before_it_trains(tmp_path: Path) -> None:
+    with Run(tmp_path, train_on_a_full_disk, world=2) as run:
+        assert (run.ended(0), run.ended(1)) == (1, 1)
+    said = f"ModelCheckpoint is to write to {tmp_path}/checkpoints, and cannot: File too large"
+    assert said in run.output(0)
+    assert said in run.output(1)
+    assert not list(tmp_path.glob("trained*"))
+
+
+def test_a_run_that_can_be_written_leaves_no_folder_that_it_does_not_need(tmp_path: Path) -> None:
+    callbacks, data = CASES["plain"]
+    savers = [ModelCheckpoint(tmp_path / "a" / "b", every_n_train_steps=100), OnExceptionCheckpoint("s3://bucket")]
+    savers += [OnExceptionCheckpoint(tmp_path / "a" / "c")]
+    *_, trainer = fit([*callbacks(), *savers[::2]], data(), max_steps=1, enable_checkpointing=True)
+    trainer.callbacks += savers[1:2]
+    assert places(trainer) == [("ModelCheckpoint", f"{tmp_path}/a/b"), ("OnExceptionCheckpoint", f"{tmp_path}/a/c")]
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_command_line_says_so_in_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    folder = f"--trainer.default_root_dir={tmp_path}/file/runs"
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--config=configs/select.yaml", folder, "--trainer.enable_checkpointing=true"])
+    assert stopped.value.code == 2
+    said = capfd.readouterr().err
+    assert f"error: dataflex: ModelCheckpoint is to write to {tmp_path}/file/runs, and cannot: Not a directory" in said
