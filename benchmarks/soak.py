@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py
 
-Every rule that remembers something decides in each second or third step, and one that remembers nothing in each;
-prompts, groups, lengths, number types and domains change from step to step, and most prompts are new. Then the whole
+In each step one of the rules that remember something decides and one of those that do not, two mixers and a rule on
+prompts, all in turn; prompts, groups, lengths, number types and domains change, and most prompts are new. Then the
 callback in a real Trainer: a rule on prompts, a refill, weights and a mixer. Memories are small, so that they are full
 early: what the second half of a run adds, it would add for ever. Time is that of the processor.
 """
@@ -80,16 +80,16 @@ class Everything:
         self.indices: Iterator[int] = iter(())
 
     def step(self, batch: dict[str, Any], step: int, progress: float) -> None:
-        for pipeline in (*self.remembering[step % 2 :: 2], self.stateless[step % len(self.stateless)]):
+        for pipeline in (self.remembering[step % 4], self.stateless[step // 4 % 4]):
             pipeline.decide(batch, step, progress=progress)
-        for mixture in self.mixtures[step % 3 :: 3]:
+        for mixture in self.mixtures[step % 6 :: 6]:
             mixture.observe(batch, step)
             mixture.end_step(step, progress=progress)
         local = df.RolloutBatch.of(batch)
         visits = Visits.of(local.group_ids, local.outcomes.double())
-        for gate in self.gates:
-            gate.score({"prompt_id": visits.ids}, step)
-            gate.observe(visits, step)
+        gate = self.gates[step % 3]
+        gate.score({"prompt_id": visits.ids}, step)
+        gate.observe(visits, step)
         if step % 8 == 0:
             self.pool.add(solved(local, Layout(), 0.5, step))
             with_replayed(local, self.pool, 1, Layout(), "grpo", None, step)

@@ -29,8 +29,6 @@ from tests.launch import free_port
 
 SECONDS = 60
 """After which a process that has neither come to its place nor ended counts as a hang."""
-TIMEOUT = 6
-"""Seconds after which ranks give up waiting for each other."""
 KINDS = ["mixed", "easy", "hard", "mixed", "hard", "mixed", "mixed", "easy"] * 4
 STEPS = 5
 
@@ -129,7 +127,7 @@ class Place:
     def __init__(self, folder: Path, rank: int, world: int) -> None:
         self.folder, self.rank, self.world = folder, rank, world
         self.name, self.step, self.fails, self.ranks = "", -1, False, range(world)
-        self.num = 0
+        self.num, self.timeout = 0, SECONDS
         self.on_arrival: Callable[[], None] = lambda: None
 
     def set(self, name: str, step: int = 2, *, fails: bool = False, ranks: Sequence[int] = (0, 1)) -> None:
@@ -152,7 +150,7 @@ class Place:
     @property
     def settings(self) -> dict[str, Any]:
         """For the Trainer."""
-        parts = {"strategy": DDPStrategy(timeout=timedelta(seconds=TIMEOUT)), "devices": self.world}
+        parts = {"strategy": DDPStrategy(timeout=timedelta(seconds=self.timeout)), "devices": self.world}
         return {"max_steps": STEPS, "max_epochs": 3} | (parts if self.world > 1 else {})
 
 
@@ -212,8 +210,11 @@ CASES: dict[str, tuple[Callable[[], list[Any]], Callable[[], Any]]] = {
 """Callbacks and data of each kind of memory."""
 
 
-def train(place: Place, case: str, name: str, ranks: Sequence[int], fails: bool = False) -> None:
-    """A training to which something happens on these ranks."""
+def train(
+    place: Place, case: str, name: str, ranks: Sequence[int], fails: bool = False, timeout: int = SECONDS
+) -> None:
+    """A training to which something happens on these ranks; after so many seconds they stop waiting for each other."""
+    place.timeout = timeout
     module, (callbacks, data) = Watched(place), CASES[case]
     place.set(name, 2, ranks=ranks, fails=fails)
     with watched_decisions(place, module):

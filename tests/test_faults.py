@@ -39,7 +39,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_what_it_was_waiting_for(place
 
 
 def test_a_rank_that_hangs_ends_the_other_at_the_timeout_of_the_strategy(tmp_path: Path) -> None:
-    with Run(tmp_path, train, "ema", "rollout", (1,), world=2) as run:
+    with Run(tmp_path, train, "ema", "rollout", (1,), False, 8, world=2) as run:
         run.send(signal.SIGSTOP, 1)
         assert run.ended(0) == 1
     assert WAITED in run.output()
