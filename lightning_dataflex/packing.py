@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.numbers import plain_array
+
 Columns = Mapping[str, "Tensor | np.ndarray | Sequence[Any]"]
 """One entry per sample each: a tensor or array (N, ...), or a list of what can be pickled. Each keeps its type."""
 
@@ -53,7 +55,7 @@ def packed(columns: Columns, num_rows: int, *, error: str | None = None, source:
     """
     described, parts = [], []
     for name, column in columns.items():
-        numbers = torch.from_numpy(column) if _is_numeric(column) else column
+        numbers = torch.from_numpy(plain_array(column)) if _is_numeric(column) else column  # type: ignore[arg-type]
         if isinstance(numbers, Tensor):
             # A fresh tensor, because one of a single element may have any stride.
             flat = torch.empty(numbers.numel(), dtype=numbers.dtype, device=numbers.device)

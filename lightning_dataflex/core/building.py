@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_dataflex.core.registry import BASES, Kind, construct, lookup, nearest
+from lightning_dataflex.functional.choices import shown
 
 
 @dataclass
@@ -28,7 +29,8 @@ def component(kind: Kind, spec: Any, **offered: Any) -> Any:
 
     Args:
         kind: scorer, selector, reweighter or mixer.
-        spec: What to build.
+        spec: What to build. A name is looked up among those registered, and nothing else; a class_path is imported,
+            and refused unless it is a class of this kind.
         offered: Arguments for a class that takes them and is not given them.
 
     Example:
@@ -46,27 +48,32 @@ def component(kind: Kind, spec: Any, **offered: Any) -> Any:
             if known in spec:
                 for key in spec:
                     if key not in (known, params):
-                        raise ValueError(f"The {kind} has no key {key!r}. {nearest(str(key), (known, params))}")
-                cls_or_name, given = spec[known], spec.get(params) or {}
+                        raise ValueError(f"The {kind} has no key {shown(key)}. {nearest(key, (known, params))}")
+                cls_or_name, given = spec[known], spec.get(params)
+                given = {} if given is None else given
                 if not isinstance(cls_or_name, str) or not isinstance(given, Mapping):
-                    raise ValueError(f"The {kind} is {dict(spec)!r}. Give {known} as text and {params} as a mapping.")
+                    raise ValueError(f"The {kind} is {shown(spec)}. Give {known} as text and {params} as a mapping.")
                 cls = lookup(kind, cls_or_name) if known == "name" else _imported(cls_or_name, base)
                 return construct(cls, given, f"{kind} {cls_or_name!r}", offered)
-        raise ValueError(f"The {kind} is {dict(spec)!r}. Give {{name, params}} or {{class_path, init_args}}.")
+        raise ValueError(f"The {kind} is {shown(spec)}. Give {{name, params}} or {{class_path, init_args}}.")
     if not isinstance(spec, base):
         raise ValueError(
-            f"The {kind} is {spec!r}. Give a name, {{name, params}}, {{class_path, init_args}} or a {base.__name__}."
+            f"The {kind} is {shown(spec)}. Give a name, {{name, params}}, {{class_path, init_args}} or a "
+            f"{base.__name__}."
         )
     return spec
 
 
 def _imported(class_path: str, base: type) -> type:
+    """The class, from the module that the path names: what a module does when it is imported, it does then."""
     module, _, name = class_path.rpartition(".")
     try:
+        if not all(part.isidentifier() for part in class_path.split(".")):
+            raise ImportError("it is no path of names")
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the module does
         raise ValueError(
-            f"class_path {class_path!r} cannot be imported: {error}. Give package.module.Class."
+            f"class_path {shown(class_path)} cannot be imported: {error}. Give package.module.Class."
         ) from error
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise ValueError(f"class_path {class_path!r} is no {base.__name__}. Give a class that derives from it.")

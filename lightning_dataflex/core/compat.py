@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_dataflex.core.actuator import Actuator, Mixer, Selector
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.scorer import Scorer
+from lightning_dataflex.functional.choices import shown
 
 GROUP_ESTIMATORS = frozenset(
     [
@@ -30,8 +31,8 @@ OTHER_ESTIMATORS = frozenset(["gae", "reinforce", "reinforce_plus_plus", "remax"
 def check_estimator(adv_estimator: str) -> None:
     """Raise a ValueError for an estimator whose use of groups is not known."""
     known = sorted(GROUP_ESTIMATORS | OTHER_ESTIMATORS)
-    if adv_estimator not in known:
-        raise ValueError(f"adv_estimator is {adv_estimator!r}. {nearest(str(adv_estimator), known)}")
+    if not isinstance(adv_estimator, str) or adv_estimator not in known:
+        raise ValueError(f"adv_estimator is {shown(adv_estimator)}. {nearest(adv_estimator, known)}")
 
 
 def chooses_prompts(scorer: Scorer) -> bool:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from lightning_dataflex.core.actuator import Actuator, Selector
+from lightning_dataflex.core.block import Drop, Mechanism, OnEmpty, Scope, check_keys, check_values, is_path
 from lightning_dataflex.core.building import ComponentConfig, component
-from lightning_dataflex.core.compat import check_estimator, chooses_prompts, validate_compat
-from lightning_dataflex.core.registry import Kind, nearest, registered_name
-from lightning_dataflex.core.rollout import FIELDS
+from lightning_dataflex.core.checks import check_whole
+from lightning_dataflex.core.compat import chooses_prompts, validate_compat
+from lightning_dataflex.core.registry import Kind, registered_name
 from lightning_dataflex.core.scorer import Scorer
+from lightning_dataflex.functional.choices import shown
 
-Mechanism = Literal["select", "reweight", "mix"]
-Drop = Literal["mask", "rows", "weight"]
-OnEmpty = Literal["skip", "keep", "raise"]
-Scope = Literal["global", "rank"]
+MOST_GROUPS = 1_000_000
+"""More groups, rounds or steps than a refill can have a use for."""
 
 ACTUATOR_KINDS: dict[str, Kind] = {"select": "selector", "reweight": "reweighter", "mix": "mixer"}
 
@@ -33,7 +32,7 @@ class RefillConfig:
         rollout: The module's method that takes prompts and returns a rollout batch.
 
     Raises:
-        ValueError: A number is too small, or no whole number.
+        ValueError: A number is too small or too large, or no whole number, or `rollout` is no name.
 
     Example:
         >>> RefillConfig.of({"groups": 32}).max_rounds
@@ -47,9 +46,9 @@ class RefillConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("groups", 1), ("max_rounds", 1), ("max_age", 0)):
-            _check_whole(f"refill.{name}", getattr(self, name), least)
-        if not isinstance(self.rollout, str):
-            raise ValueError(f"refill.rollout is {self.rollout!r}. Give the name of the module's method, as text.")
+            check_whole(f"refill.{name}", getattr(self, name), least, MOST_GROUPS)
+        if not is_path(self.rollout) or "." in self.rollout:
+            raise ValueError(f"refill.rollout is {shown(self.rollout)}. Give the name of the module's method, as text.")
 
     @classmethod
     def of(cls, block: RefillConfig | Mapping[str, Any] | None) -> RefillConfig | None:
@@ -57,8 +56,8 @@ class RefillConfig:
         if block is None or isinstance(block, cls):
             return block
         if not isinstance(block, Mapping):
-            raise ValueError(f"refill is {block!r}. Give a mapping, refill: {{groups: 32}}.")
-        _check_keys("refill", block, cls)
+            raise ValueError(f"refill is {shown(block)}. Give a mapping, refill: {{groups: 32}}.")
+        check_keys("refill", block, cls)
         if "groups" not in block:
             raise ValueError("refill lacks 'groups'. Say how many groups the loss gets in each step on each rank.")
         return cls(**block)
@@ -118,7 +117,7 @@ class DataFlexConfig:
     label: str | None = None
 
     def __post_init__(self) -> None:
-        _check_values(vars(self))
+        check_values(vars(self))
         self.refill = RefillConfig.of(self.refill)
         if self.scorer is None and self.actuator is None:
             raise ValueError("The dataflex block lacks 'actuator'. Give mechanism, scorer and actuator.")
@@ -157,9 +156,9 @@ class DataFlexConfig:
         if isinstance(block, cls):
             return block
         if not isinstance(block, Mapping):
-            raise ValueError(f"A dataflex block is {block!r}. Give a mapping with mechanism, scorer and actuator.")
-        _check_keys("The dataflex block", block, cls)
-        _check_values(block)
+            raise ValueError(f"A dataflex block is {shown(block)}. Give a mapping with mechanism, scorer and actuator.")
+        check_keys("The dataflex block", block, cls)
+        check_values(block)
         if "mechanism" not in block:
             raise ValueError("The dataflex block lacks 'mechanism'. Give mechanism, scorer and actuator.")
         return cls(**block)
@@ -251,43 +250,3 @@ class DataFlexConfig:
             raise ValueError(
                 f"{registered_name(selector)} changes advantages, {too_late}. Use advantages: group, or another mount."
             )
-
-
-def _check_keys(title: str, block: Mapping[str, Any], cls: type) -> None:
-    known = [f.name for f in dataclasses.fields(cls)]
-    for name in block:
-        if name not in known:
-            raise ValueError(f"{title} has no key {name!r}. {nearest(str(name), known)}")
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}. It must be a whole number of at least {least}.")
-
-
-def _check_values(block: Mapping[str, Any]) -> None:
-    for name, choices in (("mechanism", Mechanism), ("drop", Drop), ("on_empty", OnEmpty), ("scope", Scope)):
-        if name in block and block[name] not in get_args(choices):
-            raise ValueError(f"{name} is {block[name]!r}. {nearest(str(block[name]), get_args(choices))}")
-    for name, least in (("warmup_step", 0), ("update_step", 1)):
-        _check_whole(name, block.get(name, least), least)
-    for name in ("enforce", "trim"):
-        if not isinstance(block.get(name, True), bool):
-            raise ValueError(f"{name} is {block[name]!r}. It must be true or false.")
-    if block.get("trim") and block.get("drop") != "rows":
-        raise ValueError(f"trim is true, but drop is {block.get('drop', 'mask')!r}. Only drop: rows changes shapes.")
-    for name in ("shared_fields", "token_fields"):
-        names = block.get(name) or []
-        if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
-            raise ValueError(f"{name} is {names!r}. Give a list of names of the batch's fields.")
-    fields = block.get("fields") or {}
-    if not isinstance(fields, Mapping) or not all(isinstance(text, str) for pair in fields.items() for text in pair):
-        raise ValueError(f"fields is {fields!r}. It must map our names to yours, {{rm_scores: rewards}}.")
-    key = block.get("weights_key", "rollout_is_weights")
-    if not isinstance(key, str) or not key or key in FIELDS[:-1]:
-        raise ValueError(f"weights_key is {key!r}. Give the name of a field that holds nothing but weights.")
-    domains = block.get("domains")
-    if domains is not None and not isinstance(domains, (list, tuple, Mapping)):
-        raise ValueError(f"domains is {domains!r}. Give a list of names, or a mapping of names to weights.")
-    if block.get("adv_estimator") is not None:
-        check_estimator(block["adv_estimator"])

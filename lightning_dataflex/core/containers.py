@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.numbers import dense, plain_array
+
 ORIGINAL = "original_"
 """Prefix of the name under which a replaced field's first value is kept: the next decision reads the same batch."""
 
@@ -163,14 +165,14 @@ def _fits(source: Any, key: str, declared: Sequence[str]) -> bool:
 def as_tensor(value: Any) -> Any:
     """Numbers as a tensor; anything else as it is."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return torch.as_tensor(value)
+        return torch.as_tensor(plain_array(value))
     first = value
     while isinstance(first, list) and first:
         first = first[0]
     if isinstance(value, list) and isinstance(first, (bool, int, float, np.number)):
         try:
             return torch.tensor(value)
-        except (TypeError, ValueError):  # rows of different lengths, or mixed with what is no number
+        except (TypeError, ValueError, RuntimeError):  # rows of different lengths, or mixed with what is no number
             return value
     return value
 
@@ -178,7 +180,7 @@ def as_tensor(value: Any) -> Any:
 def as_array(value: Any) -> np.ndarray:
     """Any per-sample field as a NumPy array."""
     if isinstance(value, Tensor):
-        value = value.detach().cpu()
+        value = dense(value, "A field").cpu()
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, np.ndarray):
         return value

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.config import Drop
 from lightning_dataflex.core.containers import ORIGINAL
+from lightning_dataflex.core.numbers import as_numbers
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.summary import Summary, merged
 
@@ -55,12 +56,12 @@ class Decision:
         home = batch.get("response_mask")
         weights = self.weights.to(home.device) if isinstance(home, Tensor) else self.weights
         if batch.get(weights_key) is not None:
-            there = torch.as_tensor(batch[weights_key]).detach().to(weights.device)
+            there = batch.tensor(weights_key).to(weights.device)
             there = there if there.dim() == 2 else there[:, None]
             weights = torch.where(weights != 0, weights * there, 0.0)
         updates: dict[str, Any] = {weights_key: weights}
         if drop != "weight":
-            current = torch.as_tensor(batch["response_mask"])
+            current = as_numbers(batch["response_mask"], "response_mask")
             dropped = mask & ~(self.keep if self.keep.dim() == 2 else self.keep[:, None])
             updates["response_mask"] = torch.where(dropped.to(current.device), torch.zeros_like(current), current)
             updates[ORIGINAL + "response_mask"] = batch.original("response_mask")

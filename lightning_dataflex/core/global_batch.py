@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import numpy as np
 from torch import Tensor
 
-from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.rollout import RolloutBatch, is_per_sample
 from lightning_dataflex.packing import Columns
 from lightning_dataflex.sync import Group, exchanged, num_ranks
 
@@ -98,11 +97,6 @@ def joint_columns(columns: Sequence[dict[str, Tensor] | None]) -> dict[str, Tens
             return None
         found |= each
     return found
-
-
-def is_per_sample(value: Any) -> bool:
-    """Whether a field has an entry for each sample, and is no setting of the whole batch."""
-    return isinstance(value, (list, tuple)) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0)
 
 
 def rewards_and_groups(batch: RolloutBatch) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class Visits:
 class PromptHistory:
     """A table of numbers by prompt id; what was not visited for the longest is forgotten first.
 
-    A prompt takes 12 bytes and 4 for each column.
+    A prompt takes 16 bytes and 4 for each column.
 
     Args:
         columns: The names of the numbers, and what stands for a prompt that was never seen.
@@ -78,7 +78,7 @@ class PromptHistory:
             raise ValueError(f"max_prompts is {max_prompts}. Remember at least 1.")
         self.unseen, self.max_prompts = dict(columns), max_prompts
         self._ids = np.empty(0, np.int64)
-        self._last = np.empty(0, np.int32)
+        self._last = np.empty(0, np.int64)
         self._columns = {name: np.empty(0, np.float32) for name in columns}
 
     def __len__(self) -> int:
@@ -148,5 +148,5 @@ class PromptHistory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self._ids = state["ids"].cpu().numpy().astype(np.int64)
-        self._last = state["last"].cpu().numpy().astype(np.int32)
+        self._last = state["last"].cpu().numpy().astype(np.int64)
         self._columns = {name: state[name].cpu().numpy().astype(np.float32) for name in self._columns}

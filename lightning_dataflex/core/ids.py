@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.numbers import dense
+
 
 def stable_ids(values: Any, name: str = "uid") -> Tensor:
     """64-bit ids of hashable values, equal for equal values on every rank and in every run, (N,) int64.
@@ -29,10 +31,11 @@ def stable_ids(values: Any, name: str = "uid") -> Tensor:
     """
     if isinstance(values, (Tensor, np.ndarray)) and values.ndim != 1:
         raise ValueError(f"{name} has shape {tuple(values.shape)}. It must be (samples,).")
+    values = dense(values, name) if isinstance(values, Tensor) else values
     if isinstance(values, Tensor) and not values.is_floating_point() and values.dtype != torch.uint64:
-        return values.detach().long()
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biu" and values.dtype != np.uint64:
-        return torch.from_numpy(values.astype(np.int64))
+        return values.long()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biu" and values.dtype.newbyteorder("=") != np.uint64:
+        return torch.from_numpy(values.astype(np.int64, order="C"))
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     if items and isinstance(items[0], Tensor):
         items = [item.item() if isinstance(item, Tensor) and item.dim() == 0 else item for item in items]

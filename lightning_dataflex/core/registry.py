@@ -11,7 +11,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from jsonargparse import ArgumentError, ArgumentParser
 
 from lightning_dataflex.core.actuator import Mixer, Reweighter, Selector
+from lightning_dataflex.core.checks import check_nesting
 from lightning_dataflex.core.scorer import METRIC_OPTIONS, Scorer
+from lightning_dataflex.functional.choices import shown
 
 Kind = Literal["scorer", "selector", "reweighter", "mixer"]
 Class = TypeVar("Class", bound=type)
@@ -19,6 +21,9 @@ Class = TypeVar("Class", bound=type)
 BASES: dict[str, type] = {"scorer": Scorer, "selector": Selector, "reweighter": Reweighter, "mixer": Mixer}
 ENTRY_POINTS = "lightning_dataflex.components"
 """The entry-point group through which another package registers: each entry names a module to import."""
+
+NEVER_MEANT = (bytes, bytearray, memoryview)
+"""Types of no parameter, which would be read as lists of numbers."""
 
 _classes: dict[str, dict[str, type]] = {kind: {} for kind in BASES}
 _loaded: set[str] = set()
@@ -68,8 +73,8 @@ def components(kind: Kind) -> dict[str, type]:
         >>> components("selector")["threshold_band"]
         <class 'lightning_dataflex.selectors.bands.ThresholdBand'>
     """
-    if kind not in BASES:
-        raise ValueError(f"There is no kind of component {kind!r}. {nearest(str(kind), BASES)}")
+    if kind not in list(BASES):
+        raise ValueError(f"There is no kind of component {shown(kind)}. {nearest(kind, BASES)}")
     _load_packages()
     return dict(sorted(_classes[kind].items()))
 
@@ -106,11 +111,11 @@ def settings_of(component: object) -> dict[str, Any]:
 def lookup(kind: Kind, name: str) -> type:
     """The class registered under a name; a ValueError names the nearest."""
     known = components(kind)
-    if name not in known:
-        other = [each for each in BASES if each != kind and name in _classes[each]]
+    if not isinstance(name, str) or name not in known:
+        other = [each for each in BASES if each != kind and name in list(_classes[each])]
         hint = f"It is a {other[0]}. " if other else ""
         raise ValueError(
-            f"There is no {kind} {name!r}. {hint}{nearest(name, known)} "
+            f"There is no {kind} {shown(name)}. {hint}{nearest(name, known)} "
             "One of your own must be imported first: give its class_path."
         )
     return known[name]
@@ -150,10 +155,14 @@ def construct(cls: type, params: Mapping[str, Any], title: str, offered: Mapping
     for name in params:
         if name not in known:
             own = [parameter for parameter in known if parameter not in METRIC_OPTIONS]
-            raise ValueError(f"The {title} has no parameter {name!r}. {nearest(name, own)}")
+            raise ValueError(f"The {title} has no parameter {shown(name)}. {nearest(name, own)}")
     missing = [n for n, p in known.items() if p.default is p.empty and n not in params]
     if missing:
         raise ValueError(f"The {title} needs {', '.join(missing)}. Give it under params.")
+    if inspect.isabstract(cls):
+        raise ValueError(f"The {title} is a base of components and none itself. Give a class that derives from it.")
+    for name, value in params.items():
+        check_nesting(f"{name} of the {title}", value)
     component = cls(**{name: _typed(known[name], value, title) for name, value in params.items()})
     if isinstance(component, Scorer) and "_defaults" not in vars(component):
         raise ValueError(f"The {title} is no Metric yet: its __init__ must call super().__init__(**kwargs).")
@@ -200,15 +209,24 @@ def _typed(parameter: inspect.Parameter, value: Any, title: str) -> Any:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument(f"--{parameter.name}", type=parameter.annotation)
     try:
-        if value is None and type(None) not in get_args(parameter.annotation):
-            raise TypeError("jsonargparse takes None for a value that is not given")
-        return parser.parse_object({parameter.name: value})[parameter.name]
-    except (ArgumentError, TypeError, ValueError) as error:
+        if isinstance(value, NEVER_MEANT) or (value is None and type(None) not in get_args(parameter.annotation)):
+            raise TypeError("jsonargparse takes it for something else")
+        return parser.parse_object({parameter.name: _unshared(value)})[parameter.name]
+    except (ArgumentError, ArithmeticError, TypeError, ValueError) as error:
         expected = inspect.formatannotation(parameter.annotation)
-        raise ValueError(f"{parameter.name} of the {title} is {value!r}. It must be of type {expected}.") from error
+        raise ValueError(
+            f"{parameter.name} of the {title} is {shown(value)}. It must be of type {expected}."
+        ) from error
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def _unshared(value: Any) -> Any:
+    """The value in lists and dicts of its own: jsonargparse converts what they hold in place."""
+    if type(value) is dict:
+        return {key: _unshared(each) for key, each in value.items()}
+    return [_unshared(each) for each in value] if type(value) is list else value
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
     """A sentence that names what the user may have meant.
 
     Example:
@@ -216,5 +234,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
         "Did you mean 'high'? Known: low, high."
     """
     known = [str(k) for k in known]
-    close = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], known, 1, cutoff=0.5) if isinstance(name, str) else []
     return (f"Did you mean {close[0]!r}? " if close else "") + f"Known: {', '.join(known) or 'none'}."

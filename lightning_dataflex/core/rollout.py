@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.containers import ORIGINAL, as_array, as_tensor, copy_with, is_batch, stores, write
 from lightning_dataflex.core.ids import stable_ids
+from lightning_dataflex.core.numbers import as_numbers
 from lightning_dataflex.functional import scoring
 from lightning_dataflex.functional.groups import group_index
 
@@ -136,10 +137,12 @@ class RolloutBatch:
         )
 
     def require(self, names: Iterable[str]) -> None:
-        """Raise a ValueError for the first field that the batch lacks."""
+        """Raise a ValueError for the first field that the batch lacks, or that has another number of samples."""
         for name in names:
             if name not in self:
                 raise ValueError(self.missing(name))
+            if is_per_sample(self.original(name)):
+                self.check_rows(name, self.original(name))
 
     def replaced(self, values: Mapping[str, Any]) -> Any:
         """A shallow copy of the source with these fields; the source itself stays as it is."""
@@ -157,11 +160,14 @@ class RolloutBatch:
         mask = self.original("response_mask")
         if mask is None:
             return None
-        mask = _exact_device(torch.as_tensor(mask))
-        if mask.dim() != 2 and not len(mask):
+        mask = _exact_device(as_numbers(mask, "response_mask"))
+        if mask.dim() == 1 and not len(mask):
             mask = mask.reshape(0, 1)
         if mask.dim() != 2:
             raise ValueError(f"response_mask has shape {tuple(mask.shape)}. It must be (samples, response tokens).")
+        if mask.dtype != torch.bool and not (mask >= 0).all():
+            odd = mask[~(mask >= 0)][0].item()
+            raise ValueError(f"response_mask holds {odd}. Give 1 for a valid token and 0 for any other.")
         return mask != 0
 
     @property
@@ -172,10 +178,10 @@ class RolloutBatch:
     @functools.cached_property
     def num_samples(self) -> int:
         """N."""
-        if self.response_mask is not None:
-            return len(self.response_mask)
+        if is_per_sample(self.original("response_mask")):
+            return len(self.original("response_mask"))
         for name in ("num_tokens", "uid", "rm_scores", "advantages", "old_log_probs", *self.keys()):
-            if isinstance(self.get(name), (Tensor, np.ndarray, list)):
+            if is_per_sample(self.get(name)):
                 return len(self[name])
         return 0
 
@@ -212,12 +218,7 @@ class RolloutBatch:
         value = self.original(name)
         if value is None:
             raise ValueError(self.missing(name))
-        try:
-            value = _exact_device(torch.as_tensor(value).detach())
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{name} is not numeric: {error}. Give a tensor, an array or a list of numbers."
-            ) from error
+        value = _exact_device(as_numbers(value, name))
         self.check_rows(name, value)
         mask = self.response_mask
         if value.dim() not in (1, 2) or (mask is not None and value.dim() == 2 and value.shape != mask.shape):
@@ -240,18 +241,23 @@ class RolloutBatch:
 
     def spread_advantages(self, values: Tensor) -> Tensor:
         """Advantages (N,) in the shape and number type of the batch's own, 0 in padding."""
-        like = torch.as_tensor(self["advantages"])
-        values = values.to(like)
+        like = self.tensor("advantages")
+        values = values.to(like if like.is_floating_point() else like.float())
         return values if like.dim() == 1 else torch.where(self.token_mask.to(values.device), values[:, None], 0.0)
 
     def check_rows(self, name: str, value: Any) -> None:
         """Raise a ValueError unless a field has a row for each sample."""
-        rows = len(value) if isinstance(value, Sequence) or np.ndim(value) else None
+        rows = len(value) if is_per_sample(value) or isinstance(value, range) else None
         if rows != self.num_samples:
             shown = "one value" if rows is None else f"{rows} rows"
             raise ValueError(
                 f"{name} has {shown} but the rollout batch has {self.num_samples} samples. Give one row per sample."
             )
+
+
+def is_per_sample(value: Any) -> bool:
+    """Whether a field has an entry for each sample, and is no setting of the whole batch."""
+    return isinstance(value, (list, tuple)) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0)
 
 
 def by_prompt(batch: RolloutBatch) -> RolloutBatch:

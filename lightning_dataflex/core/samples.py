@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.containers import ORIGINAL, copy_with, is_verl, stores
-from lightning_dataflex.core.global_batch import is_per_sample
-from lightning_dataflex.core.rollout import ALIASES, FIELDS, RolloutBatch
+from lightning_dataflex.core.numbers import as_numbers
+from lightning_dataflex.core.rollout import ALIASES, FIELDS, RolloutBatch, is_per_sample
 from lightning_dataflex.packing import Block
 from lightning_dataflex.packing import joined as joined_columns
 
@@ -155,7 +155,7 @@ def trimmed(batch: RolloutBatch, layout: Layout, *, strict: bool = True) -> Any:
         >>> trimmed(RolloutBatch(batch), Layout())
         {'input_ids': tensor([[5, 6, 7]]), 'response_mask': tensor([[1, 1]])}
     """
-    mask = torch.as_tensor(batch["response_mask"]) != 0
+    mask = as_numbers(batch["response_mask"], "response_mask") != 0
     used = mask.any(0).nonzero()
     width = mask.shape[1]
     cut = width - (int(used.max()) + 1 if len(used) else min(1, width))
@@ -183,7 +183,7 @@ def compacted(batch: RolloutBatch, layout: Layout, *, trim: bool = False) -> Any
         >>> compacted(RolloutBatch(batch), Layout())
         {'response_mask': tensor([[1, 0]]), 'rewards': [1.0]}
     """
-    mask = torch.as_tensor(batch["response_mask"]) != 0
+    mask = as_numbers(batch["response_mask"], "response_mask") != 0
     rows = mask.any(1).nonzero().flatten()
     if not len(rows):
         # Models refuse a batch of no samples, and every rank must take part in the backward pass.
@@ -194,7 +194,7 @@ def compacted(batch: RolloutBatch, layout: Layout, *, trim: bool = False) -> Any
 
 def blanked(batch: RolloutBatch) -> Any:
     """The batch with nothing but padding: it fills a shape, and no rule, loss or statistic counts it."""
-    blank = torch.zeros_like(torch.as_tensor(batch["response_mask"]))
+    blank = torch.zeros_like(as_numbers(batch["response_mask"], "response_mask"))
     names = ["response_mask", *([ORIGINAL + "response_mask"] if ORIGINAL + "response_mask" in batch else [])]
     return batch.replaced(dict.fromkeys(names, blank))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.containers import as_tensor
+from lightning_dataflex.core.numbers import dense
 from lightning_dataflex.core.rollout import FieldView, RolloutBatch
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.scoring import unscored
@@ -115,8 +116,10 @@ def scorable(batch: RolloutBatch, names: Iterable[str]) -> Tensor:
             rows = rows & ~batch.outcomes.isnan().to(rows.device)
             continue
         value = as_tensor(batch.original(name))
-        if isinstance(value, Tensor) and value.is_floating_point() and name != "uid":
-            rows = rows & ~_any_nan(value.detach(), batch.response_mask).to(rows.device)
+        if isinstance(value, Tensor) and value.dim() and value.is_floating_point() and name != "uid":
+            value = dense(value, name)
+            batch.check_rows(name, value)
+            rows = rows & ~_any_nan(value, batch.response_mask).to(rows.device)
     return rows
 
 

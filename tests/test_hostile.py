@@ -1,0 +1,223 @@
+"""Hostile input: an error of ours, or the right answer; never the words of what is underneath, never a wrong number."""
+
+from __future__ import annotations
+
+import collections
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightning_dataflex import DataFlexCallback, DataFlexConfig, Mixture, Pipeline, components
+from lightning_dataflex.core.registry import init_parameters
+from tests import hostile
+from tests.hostile import ARRAYS, BOOLS, FLOATS, JUNK, WHOLE, clothed, not_ours, wrong
+from tests.laws import PARAMS, pairs, pipeline_of
+
+EXAMPLES = int(os.environ.get("DATAFLEX_FUZZ_EXAMPLES", "0"))
+"""Inputs to try for each property; a few that are always the same without it."""
+TRIED: collections.Counter[str] = collections.Counter()
+fuzzed = settings(
+    max_examples=EXAMPLES or 150,
+    derandomize=not EXAMPLES,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+PAIRS = [pair.values for pair in pairs("selector", "reweighter")]
+MIXERS, GATES = list(components("mixer")), ["greso", "mopps", "pass_rate_band"]
+
+
+# -- configurations ----------------------------------------------------------------------------------------------------
+
+
+def spec(kind: str, name: str) -> dict[str, Any]:
+    if name.startswith("of "):
+        default = components(name.split()[1])[name.split()[2]].default_scorer
+        return {"name": default} if isinstance(default, str) else dict(default)
+    return {"name": name, "params": dict(PARAMS.get(name, {}))}
+
+
+@st.composite
+def blocks(draw: Any) -> dict[str, Any]:
+    """A block that works, with one to three values in it that may not."""
+    mechanism = draw(st.sampled_from(["select", "reweight", "mix", "gate"]))
+    if mechanism == "mix":
+        block: dict[str, Any] = {"mechanism": "mix", "actuator": spec("mixer", draw(st.sampled_from(MIXERS)))}
+        block["domains"] = ["code", "logic", "math"]
+    elif mechanism == "gate":
+        block = {"mechanism": "select", "scorer": spec("scorer", draw(st.sampled_from(GATES)))}
+    else:
+        kind = {"select": "selector", "reweight": "reweighter"}[mechanism]
+        scorer, kind, actuator = draw(st.sampled_from([pair for pair in PAIRS if pair[1] == kind]))
+        block = {"mechanism": mechanism, "scorer": spec("scorer", scorer), "actuator": spec(kind, actuator)}
+    for _ in range(draw(st.integers(1, 3))):
+        _spoil(draw, block)
+    return block
+
+
+def _spoil(draw: Any, block: dict[str, Any]) -> None:
+    part = draw(st.sampled_from(["scorer", "actuator", None]))
+    where = block.get(part)
+    if not isinstance(where, dict) or not isinstance(where.get("params"), dict):
+        keys = [*DataFlexConfig.__dataclass_fields__, *hostile.TEXTS[:3], 3, None]
+        block[draw(st.sampled_from(keys))] = draw(JUNK)
+        return
+    kinds = {"scorer": ["scorer"], "actuator": ["selector", "reweighter", "mixer"]}[part]  # type: ignore[index]
+    cls = next((components(kind)[where["name"]] for kind in kinds if where.get("name") in components(kind)), None)  # type: ignore[arg-type]
+    known = list(init_parameters(cls)) if cls else []
+    key = draw(st.sampled_from([*known, *known, "name", "class_path", "init_args", "params", "x"]))
+    (where["params"] if key in [*known, "x"] else where)[key] = draw(JUNK)
+
+
+@fuzzed
+@given(blocks(), st.booleans())
+def test_a_configuration_works_or_is_refused_in_our_words(block: dict[str, Any], as_callback: bool) -> None:
+    TRIED["configurations"] += 1
+    known = set(block) <= set(DataFlexConfig.__dataclass_fields__) and "mechanism" in block
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if as_callback and known:
+                made: Any = DataFlexCallback(**block).pipeline
+            else:
+                kind = Mixture if block.get("mechanism") == "mix" else Pipeline
+                made = kind.from_config(block)
+        except Exception as error:
+            assert not not_ours(error), (not_ours(error), hostile_text(block))
+            return
+        try:
+            works(made)
+        except Exception as error:
+            # What only a batch can tell: a field that it has not, or more domains than the floor allows.
+            assert "has no field" in str(error) and not not_ours(error), (repr(error), hostile_text(block))
+
+
+def hostile_text(value: Any) -> str:
+    try:
+        return repr(value)[:500]
+    except Exception:
+        return "something without a text"
+
+
+def works(made: Any) -> None:
+    """A rule that was made decides on a plain batch, with numbers that are some."""
+    batch = plain_batch(0)
+    if isinstance(made, Mixture):
+        made.bind(["code", "logic", "math"])
+        for step in range(2):
+            made.observe(batch, step)
+            made.end_step(step, progress=0.5)
+        shares = list(made.proportions.values())
+        assert np.isfinite(shares).all() and abs(sum(shares) - 1) < 1e-6
+        return
+    if made.scorer.timing == "pre_rollout":
+        assert made.scorer.score({"prompt_id": [1, 2], "pass_rate": [0.5, 0.5]}).isfinite().all()
+        return
+    decision = made.decide(batch, 3, progress=0.6)
+    assert decision.weights.isfinite().all()
+    assert (decision.weights >= 0).all()
+    assert decision.weights.shape == batch["response_mask"].shape
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+N, L = 8, 4
+
+
+def plain_batch(seed: int) -> dict[str, Any]:
+    """Groups of 4 whose numbers any float type holds exactly."""
+    draw = np.random.default_rng(seed)
+    mask = np.arange(L) < draw.integers(1, L + 1, N)[:, None]
+    batch: dict[str, Any] = {"response_mask": torch.tensor(mask.astype(np.float32))}
+    for name in ("old_log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs"):
+        batch[name] = torch.tensor(-draw.integers(1, 24, (N, L)) / 8, dtype=torch.float32)
+    batch["entropies"] = torch.tensor(draw.integers(1, 24, (N, L)) / 8, dtype=torch.float32)
+    batch["advantages"] = torch.tensor(draw.integers(-16, 16, (N, L)) / 8, dtype=torch.float32)
+    for name in ("rm_scores", "difficulty", "limr_score", "rollout_step"):
+        top = 5 if name == "rollout_step" else 9
+        batch[name] = torch.tensor(draw.integers(0, top, N) / (1 if top == 5 else 8), dtype=torch.float32)
+    batch["rollout_is_weights"] = torch.tensor(draw.integers(1, 9, (N, L)) / 8, dtype=torch.float32)
+    return batch | {"uid": ["a", "b"] * (N // 2), "domain": (["code", "logic", "math"] * N)[:N]}
+
+
+UIDS: dict[str, Any] = {
+    "tuples": [("a",), ("b", 1)] * (N // 2),
+    "bytes": [b"a", b"b"] * (N // 2),
+    "texts": np.array(["a", "b"] * (N // 2)),
+    "objects": np.array(["a", "b"] * (N // 2), dtype=object),
+    "mixed": ["a", 3] * (N // 2),
+    "odd": [2.5, "ü/\n"] * (N // 2),
+    "floats": torch.tensor([1.0, 2.0] * (N // 2)),
+    "big": [2**200, -(2**200)] * (N // 2),
+    "unsigned": np.array([2**63, 2**63 + 1] * (N // 2), dtype=">u8"),
+    "unsigned tensor": torch.tensor([3, 4] * (N // 2)).to(torch.uint64),
+    **{form: ARRAYS[form](np.array([7, 9] * (N // 2))) for form in ARRAYS},
+}
+NUMERIC = [name for name in plain_batch(0) if name not in ("uid", "domain")]
+
+
+@st.composite
+def batches(draw: Any) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """A plain batch, the same with some fields in other clothes, and the names of those that hold other numbers."""
+    clean = plain_batch(draw(st.integers(0, 7)))
+    given_, spoilt = dict(clean), []
+    for name in draw(st.lists(st.sampled_from(NUMERIC), max_size=6, unique=True)):
+        values = clean[name].numpy().astype(np.float64)
+        types = FLOATS | (WHOLE if name == "rollout_step" else {}) | (WHOLE | BOOLS if name == "response_mask" else {})
+        dtype, form = types[draw(st.sampled_from(list(types)))], draw(st.sampled_from(list(ARRAYS)))
+        given_[name] = clothed(values, dtype, form, draw(st.booleans()))
+    if draw(st.booleans()):
+        given_["uid"] = UIDS[draw(st.sampled_from(list(UIDS)))]
+    for name in draw(st.lists(st.sampled_from(list(clean)), max_size=2, unique=True)):
+        kinds = wrong(clean[name] if name in ("uid", "domain") else clean[name].numpy())
+        given_[name] = kinds[draw(st.sampled_from(list(kinds)))]
+        spoilt.append(name)
+    return clean, given_, spoilt
+
+
+@fuzzed
+@given(batches(), st.sampled_from(PAIRS), st.sampled_from(["mask", "rows", "weight"]))
+def test_a_batch_is_decided_on_rightly_or_refused_in_our_words(
+    batch: tuple[dict[str, Any], dict[str, Any], list[str]], pair: Any, drop: Any
+) -> None:
+    TRIED["batches"] += 1
+    clean, given_, spoilt = batch
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            decision, result = decided(pair, given_, drop)
+        except Exception as error:
+            assert not not_ours(error), (not_ours(error), str(error)[:300], spoilt)
+            assert spoilt, error
+            return
+        assert not (decision.weights < 0).any()
+        assert decision.weights.isfinite().all()
+        if not spoilt:
+            expected, other = decided(pair, clean, drop)
+            same(decision, expected)
+            for name in ("rollout_is_weights", "response_mask"):
+                torch.testing.assert_close(result[name].float(), other[name].float(), rtol=1e-5, atol=1e-6)
+
+
+def decided(pair: Any, batch: dict[str, Any], drop: Any) -> tuple[Any, dict[str, Any]]:
+    """The decision, and the batch with the decision in it."""
+    pipeline = pipeline_of(*pair)
+    decision = pipeline.decide(batch, 4, progress=0.6)
+    return decision, batch | decision.updates(hostile_batch(batch), drop=drop)
+
+
+def hostile_batch(batch: dict[str, Any]) -> Any:
+    from lightning_dataflex import RolloutBatch
+
+    return RolloutBatch(batch)
+
+
+def same(decision: Any, expected: Any) -> None:
+    assert torch.equal(decision.keep, expected.keep)
+    torch.testing.assert_close(decision.weights, expected.weights, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(decision.scores.float(), expected.scores.float(), rtol=1e-5, atol=1e-6, equal_nan=True)
