@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range, check_whole
 from lightning_dataflex.core.history import Visits
 from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.prompt_scorer import PromptScorer
@@ -156,8 +156,7 @@ class MoPPS(_Posterior):
         check_range("target", target, 0, 1)
         check_range("pool", pool, 1, math.inf)
         check_finite("pool", pool)
-        if seed < 0:
-            raise ValueError(f"seed is {seed}. Use 0 or a positive number.")
+        check_whole("seed", seed, 0)
         self.target, self.pool, self.seed = target, pool, seed
 
     def default_selector(self) -> Selector:
@@ -256,8 +255,8 @@ class SPEED(GroupSolveRate):
 
     def __init__(self, num_screening: int = 4, success_threshold: float = 0.5, **kwargs: Any) -> None:
         super().__init__(success_threshold, **kwargs)
-        if num_screening < 2:
-            raise ValueError(f"num_screening is {num_screening}. One response shows no difference: use at least 2.")
+        # One response shows no difference.
+        check_whole("num_screening", num_screening, 2)
         self.num_screening = num_screening
 
     def default_selector(self) -> Selector:

@@ -11,6 +11,7 @@ import torch
 
 from lightning_dataflex.asking import data_parallel_group, setting
 from lightning_dataflex.callback import Callback, DataFlexCallback
+from lightning_dataflex.core.checks import check_finite, check_whole
 from lightning_dataflex.core.compat import chooses_prompts
 from lightning_dataflex.core.replay import ReplayPool, solved, with_replayed
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -68,8 +69,8 @@ class RLEP(Callback):
     ) -> None:
         super().__init__()
         for name, value in (("num", num), ("seed", seed)):
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} is {value!r}. Use 0 or a positive whole number.")
+            check_whole(name, value, 0)
+        check_finite("success_threshold", success_threshold)
         if pool is None and collect is None:
             raise ValueError("RLEP has neither a pool nor collect. Give a file to read from, or one to write to.")
         if pool is None:

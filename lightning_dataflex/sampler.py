@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
+from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.dealing import Dealer, Draw, Position, rows_by_domain
 from lightning_dataflex.functional.proportions import matched
@@ -69,10 +70,10 @@ class DomainMixtureSampler(DistributedSampler):
     ) -> None:
         if draw not in get_args(Draw):
             raise ValueError(f"draw is {draw!r}. Use one of {', '.join(get_args(Draw))}.")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}. Use at least 1.")
-        if seed < 0:
-            raise ValueError(f"seed is {seed}. Use 0 or a positive number.")
+        check_whole("batch_size", batch_size, 1)
+        check_whole("seed", seed, 0)
+        if num_samples is not None:
+            check_whole("num_samples", num_samples, 1)
         if (num_replicas is None) != (rank is None):
             raise ValueError(f"num_replicas is {num_replicas} and rank is {rank}. Give both or neither.")
         if num_replicas is None and not (torch.distributed.is_available() and torch.distributed.is_initialized()):

@@ -26,6 +26,16 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max  # type: ignore[operator]
 
 
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number, and no truth value.
+
+    Example:
+        >>> is_whole(3), is_whole(True), is_whole(3.0)
+        (True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_range(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     """Raise a ValueError unless low <= value <= high (low < value when open_low); an infinite end is never reached.
 
@@ -62,8 +72,7 @@ def check_whole(name: str, value: Any, least: int, most: int = MOST_WHOLE) -> No
         Traceback (most recent call last):
         ValueError: k is 1000000000000000000000000000000. It must be a whole number of at most 1000.
     """
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or value < least:
+    if not is_whole(value) or value < least:
         raise ValueError(f"{name} is {shown(value)}. It must be a whole number of at least {least}.")
     if value > most:
         raise ValueError(f"{name} is {shown(value)}. It must be a whole number of at most {most}.")

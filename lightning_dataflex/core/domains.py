@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.checks import check_whole, is_number
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import mixing
+from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.functional.proportions import normalised
 
 
@@ -81,8 +83,7 @@ class DomainStats:
     """Of each domain, step, count, sum and sum of squares."""
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window is {self.window}. Remember at least 1 step.")
+        check_whole("window", self.window, 1)
         self.count = torch.zeros(len(self.domains), dtype=torch.float64)
         self.last_seen = torch.full((len(self.domains),), -1, dtype=torch.int64)
         self.history = {name: deque(maxlen=self.window) for name in self.domains}
@@ -196,13 +197,9 @@ def prior(
             f"{what} has {len(weights)} numbers for {len(domains)} domains ({', '.join(domains)}). "
             "Give one for each, or name them."
         )
-    try:
-        values = torch.tensor([float(weight) for weight in weights], dtype=torch.float64)
-    except (TypeError, ValueError):
-        raise ValueError(f"{what} is {list(weights)}. Give numbers >= 0 that are not all 0.") from None
-    if not (values.isfinite() & (values >= 0)).all() or not values.sum() > 0:
-        raise ValueError(f"{what} is {values.tolist()}. Give numbers >= 0 that are not all 0.")
-    return normalised(values)
+    if not all(is_number(weight) and weight >= 0 for weight in weights) or not any(weights):
+        raise ValueError(f"{what} is {shown(weights)}. Give numbers >= 0 that are not all 0.")
+    return normalised(torch.tensor([float(weight) for weight in weights], dtype=torch.float64))
 
 
 def check_names(what: str, names: Sequence[str], domains: Sequence[str]) -> None:

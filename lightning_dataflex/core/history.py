@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.functional.groups import TOLERANCE, group_index, group_mean, group_size, group_spread, group_sum
 from lightning_dataflex.functional.scoring import is_solved
 
@@ -74,8 +75,7 @@ class PromptHistory:
     """
 
     def __init__(self, columns: Mapping[str, float], max_prompts: int = 1_000_000) -> None:
-        if max_prompts < 1:
-            raise ValueError(f"max_prompts is {max_prompts}. Remember at least 1.")
+        check_whole("max_prompts", max_prompts, 1)
         self.unseen, self.max_prompts = dict(columns), max_prompts
         self._ids = np.empty(0, np.int64)
         self._last = np.empty(0, np.int64)

@@ -91,5 +91,5 @@ def _why(value: Any) -> str:
         if len(sizes) > 1:
             return f"it has rows of {' and of '.join(map(str, sizes[:3]))}"
         items = [inner for each in items for inner in each]
-    odd = next((each for each in items if not isinstance(each, (bool, int, float, np.number))), value)
+    odd = next((each for each in items if not isinstance(each, (bool, int, float))), value)
     return f"it holds {shown(odd)}"

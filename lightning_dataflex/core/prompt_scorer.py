@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from lightning_dataflex.core.checks import check_finite
 from lightning_dataflex.core.history import PromptHistory, Visits
 from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.scorer import Scorer
@@ -45,6 +46,7 @@ class PromptScorer(Scorer):
 
     def __init__(self, success_threshold: float = 0.5, max_prompts: int = 1_000_000, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        check_finite("success_threshold", success_threshold)
         self.success_threshold = success_threshold
         self.history = PromptHistory(self.columns_remembered, max_prompts)
 

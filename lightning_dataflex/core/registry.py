@@ -185,7 +185,8 @@ def init_parameters(cls: type) -> dict[str, inspect.Parameter]:
         if base is Scorer:
             # Metric declares its options in its documentation alone.
             found |= {
-                name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in METRIC_OPTIONS
+                name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+                for name, kind in METRIC_OPTIONS.items()
             }
             break
     return found
@@ -200,6 +201,11 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 def _typed(parameter: inspect.Parameter, value: Any, title: str) -> Any:
     if parameter.annotation is parameter.empty or isinstance(parameter.annotation, str):
+        return value
+    if parameter.annotation is Callable:
+        # jsonargparse would import a function by its name.
+        if value is not None and not callable(value):
+            raise ValueError(f"{parameter.name} of the {title} is {shown(value)}. Give a function, in code.")
         return value
     if Any in (parameter.annotation, *get_args(parameter.annotation)):
         # What is built from it is checked there; jsonargparse would build what has a class_path itself.

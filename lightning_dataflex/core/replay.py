@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
 from lightning_dataflex.core.sample_group import SampleGroup
@@ -39,8 +40,7 @@ class ReplayPool:
     """
 
     def __init__(self, max_per_prompt: int = 8) -> None:
-        if max_per_prompt < 1:
-            raise ValueError(f"max_per_prompt is {max_per_prompt}. Keep at least 1.")
+        check_whole("max_per_prompt", max_per_prompt, 1)
         self.max_per_prompt = max_per_prompt
         self._samples: dict[int, list[SampleGroup]] = {}
 

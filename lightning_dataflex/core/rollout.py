@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.containers import ORIGINAL, as_array, as_tensor, copy_with, is_batch, stores, write
 from lightning_dataflex.core.ids import stable_ids
-from lightning_dataflex.core.numbers import as_numbers
+from lightning_dataflex.core.numbers import as_numbers, dense
 from lightning_dataflex.functional import scoring
 from lightning_dataflex.functional.groups import group_index
 
@@ -247,6 +247,7 @@ class RolloutBatch:
 
     def check_rows(self, name: str, value: Any) -> None:
         """Raise a ValueError unless a field has a row for each sample."""
+        value = dense(value, name) if isinstance(value, Tensor) else value
         rows = len(value) if is_per_sample(value) or isinstance(value, range) else None
         if rows != self.num_samples:
             shown = "one value" if rows is None else f"{rows} rows"

@@ -21,16 +21,16 @@ from lightning_dataflex.packing import joined, packed, unpacked
 Timing = Literal["pre_rollout", "post_reward", "post_advantage", "in_loss"]
 Granularity = Literal["domain", "prompt", "response", "token"]
 
-METRIC_OPTIONS = (
-    "compute_on_cpu",
-    "compute_with_cache",
-    "dist_sync_fn",
-    "dist_sync_on_step",
-    "distributed_available_fn",
-    "process_group",
-    "sync_on_compute",
-)
-"""What every torchmetrics Metric takes."""
+METRIC_OPTIONS: dict[str, Any] = {
+    "compute_on_cpu": bool,
+    "compute_with_cache": bool,
+    "dist_sync_fn": Callable,
+    "dist_sync_on_step": bool,
+    "distributed_available_fn": Callable,
+    "process_group": Any,
+    "sync_on_compute": bool,
+}
+"""What every torchmetrics Metric takes, with its type."""
 
 
 class Scorer(Metric):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
-from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.checks import check_range, check_whole
 from lightning_dataflex.functional.proportions import FloorMethod, check_floor, check_method, floored
 
 
@@ -25,7 +24,7 @@ class Floored(Mixer):
     def __init__(self, floor: float, floor_by: FloorMethod, window: int) -> None:
         check_range("floor", floor, 0, 1)
         check_method(floor_by)
-        check_range("window", window, 1, math.inf)
+        check_whole("window", window, 1)
         self.floor, self.floor_by, self.window = floor, floor_by, window
 
     def bind(self, domains: Sequence[str]) -> None:

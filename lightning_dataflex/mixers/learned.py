@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range, check_whole
 from lightning_dataflex.core.domains import DomainSums
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.core.warn import warn_once
@@ -166,7 +166,7 @@ class DoReMi(Mixer):
     ) -> None:
         check_range("eta", eta, 0, math.inf)
         check_range("c", c, 0, 1)
-        check_range("window", window, 1, math.inf)
+        check_whole("window", window, 1)
         check_finite("target", target)
         check_finite("eta", eta)
         self.eta, self.c, self.target, self.averaged, self.window = eta, c, target, averaged, window

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range, check_whole
 from lightning_dataflex.core.domains import DomainSums, check_names
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import mixing
+from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.functional.proportions import FloorMethod, check_floor, floored
 from lightning_dataflex.mixers.base import Floored
 
@@ -46,12 +47,12 @@ class E2H(Mixer):
     ) -> None:
         if schedule not in ("gaussian", "cosine"):
             raise ValueError(f"schedule is {schedule!r}. Use gaussian or cosine.")
-        if total_steps is not None and total_steps < 1:
-            raise ValueError(f"total_steps is {total_steps}. Use at least 1.")
+        if total_steps is not None:
+            check_whole("total_steps", total_steps, 1)
         self.needs_progress = total_steps is None
         check_range("exponent", exponent, 0, math.inf, open_low=True)
         check_range("sigma", sigma, 0, math.inf, open_low=True)
-        check_range("floor", floor or 0.0, 0, 1)
+        check_range("floor", 0.0 if floor is None else floor, 0, 1)
         self.order, self.schedule, self.exponent, self.sigma = order, schedule, exponent, sigma
         self.floor, self.total_steps = floor, total_steps
 
@@ -113,10 +114,12 @@ class AdaRFT(Floored):
         floor_by: FloorMethod = "water_filling",
     ) -> None:
         super().__init__(floor, floor_by, window=1)
+        if not isinstance(difficulty, dict):
+            raise ValueError(f"difficulty is {shown(difficulty)}. Give a mapping of domains to numbers.")
         self.difficulty = dict(difficulty)
         levels = list(self.difficulty.values()) or [0.0]
-        for name, value in (*difficulty.items(), ("target", target or 0.0), ("eta", eta or 0.0)):
-            check_finite(name, value)
+        for name, value in (*difficulty.items(), ("target", target), ("eta", eta)):
+            check_finite(name, 0.0 if value is None and name in ("target", "eta") else value)
         check_finite("alpha", alpha)
         check_finite("beta", beta)
         self.eta = (max(levels) - min(levels)) / 2 if eta is None else eta

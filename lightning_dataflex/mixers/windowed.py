@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range, check_whole
 from lightning_dataflex.core.domains import DomainStats, prior
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.functional import mixing
@@ -136,7 +136,7 @@ class TSCL(Floored):
     ) -> None:
         super().__init__(floor, floor_by, window)
         check_range("temperature", temperature, 0, math.inf, open_low=True)
-        check_range("window", window, 2, math.inf)
+        check_whole("window", window, 2)
         self.temperature, self.signed = temperature, signed
 
     def act(self, scores: Any, batch: Any, **ctx: Any) -> Tensor:

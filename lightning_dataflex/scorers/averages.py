@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.checks import check_range, check_whole
 from lightning_dataflex.core.global_batch import joint_columns
 from lightning_dataflex.core.history import PromptHistory
 from lightning_dataflex.core.ids import prompt_ids, stable_ids
@@ -60,8 +60,7 @@ class EMA(Combined):
         if decay == 1:
             raise ValueError("decay is 1: nothing new would ever count. Give less.")
         check_choice("by", by, By)
-        if max_entries < 1:
-            raise ValueError(f"max_entries is {max_entries}. Remember at least 1.")
+        check_whole("max_entries", max_entries, 1)
         self.decay, self.by = decay, by
         self.granularity = "prompt"
         self.requires = tuple(dict.fromkeys((*self.requires, "prompt_id" if by == "prompt" else "domain")))

@@ -18,6 +18,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Granularity, Scorer, Timing, scores_on
 from lightning_dataflex.core.tidy import TidyBatch
 from lightning_dataflex.functional import combining
+from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.functional.weighting import FLOAT_MAX
 
 
@@ -31,8 +32,8 @@ class Combined(Scorer):
     screened = ()
 
     def _combine(self, scorers: Sequence[Any]) -> None:
-        if isinstance(scorers, (str, dict)) or not scorers:
-            raise ValueError(f"scorers is {scorers!r}. Give a list of at least one scorer.")
+        if not isinstance(scorers, (list, tuple)) or not scorers:
+            raise ValueError(f"scorers is {shown(scorers)}. Give a list of at least one scorer.")
         parts: list[Scorer] = [component("scorer", each) for each in scorers]
         for part in parts:
             check_after_rollout(part)
@@ -98,12 +99,14 @@ class WeightedSum(Combined):
     def __init__(self, scorers: list[Any], weights: list[float] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._combine(scorers)
-        weights = [1.0] * len(scorers) if weights is None else list(weights)
+        weights = [1.0] * len(scorers) if weights is None else weights
+        if not isinstance(weights, (list, tuple)):
+            raise ValueError(f"weights is {shown(weights)}. Give a list of numbers, one for each scorer.")
         if len(weights) != len(scorers):
             raise ValueError(f"weights has {len(weights)} numbers for {len(scorers)} scorers. Give one for each.")
         for weight in weights:
             check_range("weights", weight, -FLOAT_MAX, FLOAT_MAX)
-        self.weights = weights
+        self.weights = list(weights)
         self.row_wise = self._of_each_row
 
     @property

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range, is_number
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional import selection, subsets
+from lightning_dataflex.functional.choices import shown
 
 
 @register_selector("threshold_band")
@@ -35,6 +37,9 @@ class ThresholdBand(Selector):
     paper = "DAPO, arXiv:2503.14476"
 
     def __init__(self, low: float = 0.0, high: float = 1.0, closed: bool = False) -> None:
+        for name, end in (("low", low), ("high", high)):
+            if not is_number(end) and end not in (-math.inf, math.inf):
+                raise ValueError(f"{name} is {shown(end)}. Give a number; an infinite one leaves that end open.")
         if not low < high and not (closed and low == high):
             raise ValueError(f"low is {low} and high is {high}: no score lies between. Give a low below high.")
         self.low, self.high, self.closed = low, high, closed

@@ -18,6 +18,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import scored_rows
 from lightning_dataflex.core.scorer import Scorer, scores_on
 from lightning_dataflex.core.tidy import TidyBatch, placed, scorable, scored
+from lightning_dataflex.functional.choices import shown
 
 
 class _Condition:
@@ -27,12 +28,12 @@ class _Condition:
         self.scorer: Scorer | None = None
         if isinstance(spec, dict) and {"scorer", "selector"} & set(spec):
             if "selector" not in spec or set(spec) - {"scorer", "selector"}:
-                raise ValueError(f"A condition is {spec!r}. Give {{scorer, selector}}, or a selector.")
+                raise ValueError(f"A condition is {shown(spec)}. Give {{scorer, selector}}, or a selector.")
             self.selector: Selector = component("selector", spec["selector"])
             own = spec.get("scorer") or self.selector.default_scorer
             if not own:
                 raise ValueError(
-                    f"A condition is {spec!r}, and {registered_name(self.selector)} acts on any score. "
+                    f"A condition is {shown(spec)}, and {registered_name(self.selector)} acts on any score. "
                     "Give it a scorer."
                 )
             self.scorer = component("scorer", own)
@@ -82,8 +83,8 @@ class _Combined(Selector):
     screened = ()
 
     def __init__(self, selectors: list[Any]) -> None:
-        if isinstance(selectors, (str, dict)) or not selectors:
-            raise ValueError(f"selectors is {selectors!r}. Give a list of at least one selector.")
+        if not isinstance(selectors, (list, tuple)) or not selectors:
+            raise ValueError(f"selectors is {shown(selectors)}. Give a list of at least one selector.")
         self.conditions = [_Condition(each) for each in selectors]
         parts = [part for condition in self.conditions for part in condition.parts]
         self.requires = tuple(dict.fromkeys(name for part in parts for name in part.requires))

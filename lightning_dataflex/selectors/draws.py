@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
-from lightning_dataflex.core.checks import check_finite, check_range
+from lightning_dataflex.core.checks import check_finite, check_range, check_whole
 from lightning_dataflex.core.ids import prompt_ids
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -20,8 +20,7 @@ class _Drawing(Selector):
     """Draws by a seed."""
 
     def __init__(self, seed: int = 0) -> None:
-        if seed < 0:
-            raise ValueError(f"seed is {seed}. Use 0 or a positive number.")
+        check_whole("seed", seed, 0)
         self.seed = seed
 
 
@@ -138,10 +137,9 @@ class SelectiveBackprop(_Drawing):
         check_range("keep", keep, 0, 1, open_low=True)
         check_range("start", start, 0, 1)
         check_range("end", end, start, 1)
-        if interrupt < 0:
-            raise ValueError(f"interrupt is {interrupt}. Use 0 or a positive number.")
-        if total_steps is not None and total_steps < 1:
-            raise ValueError(f"total_steps is {total_steps}. Use at least 1.")
+        check_whole("interrupt", interrupt, 0)
+        if total_steps is not None:
+            check_whole("total_steps", total_steps, 1)
         self.keep_fraction, self.start, self.end = keep, start, end
         self.interrupt, self.total_steps = interrupt, total_steps
         self.needs_progress = total_steps is None and (start > 0 or end < 1)

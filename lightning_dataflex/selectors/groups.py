@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Selector
-from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.checks import check_range, is_whole
 from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.registry import register_selector
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import subsets
 from lightning_dataflex.functional.advantages import grpo_advantages
-from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.choices import check_choice, shown
 from lightning_dataflex.functional.groups import group_mean
 
 Advantages = Literal["subset", "group"]
@@ -93,11 +93,11 @@ class GFPO(_WithinGroups):
         k_by_difficulty: list[int] | None = None,
     ) -> None:
         super().__init__(advantages)
-        if k_by_difficulty is not None and len(k_by_difficulty) != 4:
-            raise ValueError(f"k_by_difficulty is {k_by_difficulty}. Give four numbers.")
+        if k_by_difficulty is not None and not (isinstance(k_by_difficulty, list) and len(k_by_difficulty) == 4):
+            raise ValueError(f"k_by_difficulty is {shown(k_by_difficulty)}. Give a list of four numbers.")
         for each in (k, *(k_by_difficulty or ())):
-            if not 1 <= each < 2**31:
-                raise ValueError(f"k is {each}. Keep at least 1 response of each group, and fewer than 2^31.")
+            if not is_whole(each) or not 1 <= each < 2**31:
+                raise ValueError(f"k is {shown(each)}. Keep at least 1 response of each group, and fewer than 2^31.")
         check_choice("metric", metric, Metric)
         if k == 1 and advantages == "subset":
             warn_once(
