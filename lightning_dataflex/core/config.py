@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from lightning_dataflex.core.actuator import Actuator, Selector
@@ -165,7 +165,7 @@ class DataFlexConfig:
 
     def described(self) -> dict[str, str]:
         """Each setting as text, without the components."""
-        names = (each.name for each in dataclasses.fields(self) if each.name not in ("scorer", "actuator"))
+        names = (each.name for each in fields(self) if each.name not in ("scorer", "actuator"))
         return {name: str(getattr(self, name)) for name in names}
 
     def components(self) -> tuple[Scorer, Actuator]:
