@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.killing import CASES, KILLS, read, run
+from tests.killing import CASES, KILLS, ended, read, run, started
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -24,10 +24,11 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_run_goes_on_as_one_that_was_not(case: str, world: int, folders: tuple[Path, Path]) -> None:
     whole, killed = folders
-    assert run(case, world, whole, "run") == [0] * world
+    uninterrupted_run = started(case, world, whole, "run")
     for num, (name, kill) in enumerate(KILLS.items()):
         assert run(case, world, killed, name, kill, resume=num > 0) == [-9] * world
     assert run(case, world, killed, "the rest", resume=True) == [0] * world
+    assert ended(uninterrupted_run) == [0] * world
     for rank in range(world):
         uninterrupted = read(whole, "run", rank)
         lives = [read(killed, name, rank) for name in (*KILLS, "the rest")]
@@ -40,7 +41,7 @@ def numbers(text: str) -> Any:
     return eval(text, {"__builtins__": {}, "nan": np.nan, "inf": np.inf})
 
 
-@pytest.mark.parametrize("case", ["every scorer, selector and reweighter", "mix: dump_ucb"])
+@pytest.mark.parametrize("case", ["every scorer, selector and reweighter", "every mixer, and the sampler"])
 def test_one_rank_goes_on_as_two_would_have(case: str, folders: tuple[Path, Path]) -> None:
     whole, killed = folders
     assert run(case, 1, whole, "run") == [0]
