@@ -231,11 +231,17 @@ def test_logged_keys(tmp_path: Any) -> None:
     assert "nan" not in "".join(rows[1:])
 
 
-def test_state_keys_differ_and_state_comes_back(tmp_path: Any) -> None:
-    callbacks = [select(warmup_step=1), reweight()]
+TOP_HALF = {"name": "topk_fraction", "params": {"fraction": 0.5}}
+
+
+@pytest.mark.parametrize(
+    "other", [lambda: select(actuator=TOP_HALF), reweight], ids=["two selectors", "two mechanisms"]
+)
+def test_R054_state_keys_differ_and_state_comes_back(other: Any, tmp_path: Any) -> None:
+    callbacks = [select(warmup_step=1), other()]
     trainer = fit(Toy(), callbacks, [rollout(0), rollout(1)])
     trainer.save_checkpoint(tmp_path / "a.ckpt")
-    again = [select(warmup_step=1), reweight()]
+    again = [select(warmup_step=1), other()]
     fit_again = fit(Toy(), again, [rollout(0), rollout(1)], max_epochs=1)
     fit_again.fit_loop.max_epochs = 2
     fit_again.fit(Toy(), fit_again.train_dataloader, ckpt_path=tmp_path / "a.ckpt")
@@ -367,7 +373,10 @@ def test_two_rules_that_change_advantages_are_refused() -> None:
         fit(Toy(), callbacks, [rollout(0)])
 
 
-def test_a_tuple_is_no_rollout_batch() -> None:
+def test_R064_the_loss_sees_what_is_added_before_the_step_and_a_tuple_is_refused() -> None:
+    fit(module := Recorder(), [select(mount="on_train_batch_start")], [rollout(0)])
+    mask = rollout(0)["response_mask"].numpy()
+    np.testing.assert_array_equal(module.seen["rollout_is_weights"], kept_rows(rollout(0))[:, None] * mask)
     with pytest.raises(TypeError, match=r"cannot be a (tuple|list).*Give a dict"):
         fit(AnyBatch(), [select(mount="on_train_batch_start")], [tuple(rollout(0).values())])
 
@@ -448,10 +457,10 @@ def one_group(rewards: list[float], uid: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "batches",
     [cut_in_two(rollout(0)), [one_group([1.0, 1.0], ["a"] * 2), one_group([0.0, 0.0], ["a"] * 2)]],
-    ids=["at a border", "R019"],
+    ids=["at a border", "halves"],
 )
 @pytest.mark.parametrize("mount", ["point", "on_train_batch_start"])
-def test_groups_cut_over_the_batches_of_a_step_are_refused_before_it(batches: list[Any], mount: str) -> None:
+def test_R019_groups_cut_over_the_batches_of_a_step_are_refused_before_it(batches: list[Any], mount: str) -> None:
     module = Toy("point" if mount == "point" else "batch")
     with pytest.raises(ValueError, match=r"1 groups of this batch have samples in an earlier batch.*whole groups"):
         fit(module, [select(mount=mount)], batches, accumulate_grad_batches=2)

@@ -12,13 +12,19 @@ import pytest
 import torch
 
 from lightning_dataflex import Pipeline, RolloutBatch, build
-from lightning_dataflex.functional.advantages import grpo_advantages, reinforce_advantages, rloo_advantages
+from lightning_dataflex.functional.advantages import (
+    group_advantages,
+    grpo_advantages,
+    reinforce_advantages,
+    rloo_advantages,
+)
 from lightning_dataflex.functional.groups import group_index, group_std
 from lightning_dataflex.functional.scoring import no_signal
-from lightning_dataflex.functional.selection import top_fraction
+from lightning_dataflex.functional.selection import top_fraction, top_tokens
 from lightning_dataflex.functional.weighting import mean_one, quantile
 
 NAN = float("nan")
+SPELT = ("", "_vectorized")
 
 
 def rows(uid, rewards, lengths=None, **more) -> dict:
@@ -50,8 +56,12 @@ def test_R002_a_lone_sample_is_kept_by_a_rule_on_variance():
 
 
 def test_R003_leaving_one_out_of_a_group_of_one_gives_zero():
-    got = rloo_advantages(torch.tensor([0.6, 1.0, 0.0]), torch.tensor([0, 1, 1]))
-    assert got.tolist() == [0, 1, -1]
+    rewards, ids = torch.tensor([0.6, 1.0, 0.0]), torch.tensor([0, 1, 1])
+    for got in (rloo_advantages(rewards, ids), *(group_advantages(rewards, ids, f"rloo{end}") for end in SPELT)):
+        assert got.tolist() == [0, 1, -1]
+    assert (
+        rloo_advantages(rewards, torch.tensor([0, 0, 0]), valid=torch.tensor([True, False, False])).tolist() == [0] * 3
+    )
 
 
 def test_R005_groups_without_signal_in_a_row_are_no_error():
@@ -115,6 +125,7 @@ def test_R014_padding_is_not_among_the_top_tokens():
     valid = torch.tensor([True] * 4 + [False] * 4)
     assert quantile(scores[valid], 0.5).item() == pytest.approx(0.25)
     assert top_fraction(scores, 0.5, valid=valid).nonzero().flatten().tolist() == [2, 3]
+    assert top_tokens(scores[None], valid[None], 0.5).nonzero()[:, 1].tolist() == [2, 3]
 
 
 def test_R015_a_fully_masked_row_is_not_the_shortest():
@@ -177,11 +188,15 @@ def test_R030_the_mean_of_weights_is_over_valid_tokens():
 
 
 def test_R031_a_score_of_a_response_does_not_collapse_with_its_length():
-    batch = rows(["a", "b"], [0.0, 0.0], [3, 300], log_ratio=torch.full((2, 300), -0.01))
-    fields = {"advantages": "log_ratio"}
-    mean = decide(batch, "advantage_magnitude", "per_advantage", "reweighter", fields=fields, alpha=1.0)
-    np.testing.assert_allclose(mean.scores, [0.01, 0.01], rtol=1e-5)
+    zeros = torch.zeros(2, 300)
+    batch = rows(["a", "b"], [0.0, 0.0], [3, 300], old_log_probs=zeros - 0.01, rollout_log_probs=zeros)
+    scorer = build("scorer", "importance_ratio", level="geometric")
+    mean = Pipeline(scorer, build("reweighter", "per_advantage", alpha=1.0)).decide(batch)
+    np.testing.assert_allclose(mean.scores, [0.990, 0.990], atol=1e-4)
     np.testing.assert_allclose(mean.weights[:, 0], [1, 1], rtol=1e-5)
+    # The product is a rule of its own, which is asked for by its name.
+    product = build("scorer", "importance_ratio", level="sequence").score(batch)
+    np.testing.assert_allclose(product, [0.970, 0.0498], atol=5e-4)
 
 
 def test_R032_the_field_to_select_by_can_be_chosen():
@@ -199,7 +214,7 @@ def test_R033_equal_graded_rewards_are_seen_to_carry_no_signal():
     inside = decide(batch, "reward_difficulty")
     assert kept(inside) == [0, 1, 2, 3]
     assert inside.metrics["frac_zero_std"] == 1
-    assert kept(decide(batch)) == []
+    assert kept(decide(batch)) == kept(decide(batch, "reward_difficulty", "nonzero_variance")) == []
 
 
 def test_R034_signal_is_a_matter_of_the_group_whatever_rewards_are_scaled_by():

@@ -7,8 +7,15 @@ import pytest
 import torch
 
 from lightning_dataflex import Pipeline, RolloutBatch, build
-from lightning_dataflex.functional.advantages import grpo_advantages
+from lightning_dataflex.core.domains import DomainStats, DomainSums
+from lightning_dataflex.functional.advantages import (
+    group_advantages,
+    grpo_advantages,
+    reinforce_advantages,
+    rloo_advantages,
+)
 from lightning_dataflex.functional.loss import loss_denominator, policy_loss
+from lightning_dataflex.functional.weighting import row_means
 
 NAN, INF = float("nan"), float("inf")
 AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
@@ -39,6 +46,16 @@ def test_R001_a_group_of_equal_totals_has_a_loss_of_exactly_zero(aggregation):
     assert advantages.tolist() == [0] * 4
     assert loss.item() == 0
     assert grad.abs().max() == 0
+
+
+def test_R004_no_advantage_is_a_reward_over_next_to_nothing():
+    rewards, ids = torch.tensor([0.0, 1.0, 1.0, 1.0]), torch.zeros(4).long()
+    np.testing.assert_allclose(rloo_advantages(rewards, ids), [-1, 1 / 3, 1 / 3, 1 / 3], atol=1e-6)
+    # The deviation is that of the whole group, 0.5 here, and never that of the three that are alike.
+    np.testing.assert_allclose(grpo_advantages(rewards, ids), [-1.5, 0.5, 0.5, 0.5], atol=1e-5)
+    every = [group_advantages(rewards, ids, name) for name in ("grpo", "dr_grpo", "rloo")]
+    every += [reinforce_advantages(rewards), reinforce_advantages(rewards, ids)]
+    assert max(float(each.abs().max()) for each in every) <= 10
 
 
 def test_R008_a_weight_of_zero_hides_an_infinite_loss():
@@ -122,3 +139,14 @@ def test_R029_weights_that_come_from_the_policy_carry_no_gradient():
     assert not weights.requires_grad
     np.testing.assert_allclose(weights, [[1.0929, 0.9071]], atol=1e-4)
     np.testing.assert_allclose(log_probs.grad, [[-0.5464, -0.4536]], atol=1e-4)
+
+
+def test_R060_means_heed_their_weights():
+    values = torch.tensor([[1.0, 3.0]])
+    mean, total = row_means(values, values)
+    assert (mean.item(), total.item()) == (2.5, 4)
+    # The window of a domain: a step with one sample of 1, and one with three of 3.
+    stats = DomainStats(["a"])
+    for step, scores in enumerate(([1.0], [3.0] * 3)):
+        stats.add(step, DomainSums.of(torch.tensor(scores), torch.zeros(len(scores)), 1))
+    assert stats.mean.item() == 2.5

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dataflex import DataFlexCallback, Pipeline
+from lightning_dataflex import DataFlexCallback, Pipeline, build
 from tests.launch import SCRIPT, run
 from tests.test_ranks import BUILT_IN, pipeline
 from tests.test_strategies import assert_trained
@@ -53,3 +53,18 @@ def test_strategies_train_as_one_process_does(strategy: str, tmp_path: Path) -> 
         pytest.importorskip("deepspeed", reason="needs the package deepspeed")
     run([*SCRIPT, strategy, "2", str(tmp_path), "1", "gpu"])
     assert_trained(tmp_path, 2, atol=1e-6)
+
+
+def test_R058_what_is_collected_in_main_memory_is_gathered_over_nccl(tmp_path: Path) -> None:
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("nccl", store, rank=0, world_size=1)
+    try:
+        scorer = build("scorer", "metadata", column="num_visits", compute_on_cpu=True).cuda()
+        for number in (1, 2):
+            scorer.update({"num_visits": torch.tensor([number]), "response_mask": torch.ones(1, 1)})
+        assert scorer.rows[0].device.type == "cpu"
+        # One process alone does not gather unless it is told to.
+        scorer.sync(distributed_available=lambda: True)
+        assert scorer.compute().tolist() == [1, 2]
+    finally:
+        torch.distributed.destroy_process_group()

@@ -293,3 +293,22 @@ def test_R062_each_domain_has_its_own_key() -> None:
     _, record = fit([mix()], max_epochs=1)
     keys = {f"dataflex/{kind}_{name}" for name in DOMAINS for kind in ("prop", "score")}
     assert set(record.logged[-1]) == keys | {"dataflex/n_nan", "dataflex/lag"}
+
+
+class OneOfFour(Bandit):
+    """Domain a has one good response in four, b three: what a rule on the reward keeps of each."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        rewards = torch.tensor([1.0, 0, 0, 0, 1, 1, 1, 0])
+        names = ["code"] * 4 + ["math"] * 4
+        self.dataflex({"rm_scores": rewards, "response_mask": torch.ones(8, 3), "domain": names})
+        return self.weight * 0
+
+
+def test_R062_the_kept_shares_of_domains_stand_beside_the_total() -> None:
+    band = {"name": "threshold_band", "params": {"low": 0.5, "high": 1.5}}
+    select = DataFlexCallback("select", "outcome", band)
+    _, record = fit([mix("reward_gap"), select], module=OneOfFour(), max_epochs=1, limit_train_batches=1)
+    (logged,) = record.logged
+    assert (logged["dataflex/mix/score_code"], logged["dataflex/mix/score_math"]) == (0.25, 0.75)
+    assert logged["dataflex/select/kept_frac"] == 0.5

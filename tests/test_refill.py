@@ -102,9 +102,12 @@ def test_a_stream_in_which_nothing_is_ever_kept_ends_and_moves_nothing(drop: str
     assert len(module.given[0]["uid"]) == (2 * GENERATIONS if drop != "rows" else 1)
 
 
-def test_the_end_of_the_data_ends_the_epoch_and_keeps_what_was_accepted() -> None:
+def test_R006_the_end_of_the_data_ends_the_epoch_and_keeps_what_was_accepted() -> None:
     """The case of a rejected group at the end of the data, which took the accepted ones with it elsewhere."""
-    module, logged, trainer = fit([dapo(4)], Prompts(["mixed", "easy", "mixed"], 1), max_epochs=2)
+    (module := Rolling()).num_generations = 2
+    _, logged, trainer = fit([dapo(4)], Prompts(["mixed", "easy", "mixed"], 1), module, max_epochs=2)
+    assert [row["kept"] for row in logged] == [2, 2]
+    assert [int(batch["response_mask"].any(1).sum()) for batch in module.given] == [4, 4]
     assert [sorted(names(batch)) for batch in module.given] == [["p0", "p2"]] * 2
     assert [row["rounds"] for row in logged] == [3, 3]
     assert (trainer.current_epoch, trainer.global_step) == (2, 2)

@@ -184,8 +184,22 @@ def test_R046_more_prompts_than_a_multinomial_takes():
 
 
 def test_R044_proportions_in_single_precision_are_taken():
-    sampler = sampler_of(proportions=torch.tensor([0.1, 0.2, 0.7]).tolist())
-    assert sum(sampler.proportions.values()) == pytest.approx(1, abs=1e-12)
+    given = torch.tensor([0.1, 0.2, 0.3, 0.4]).tolist()
+    sampler = DomainMixtureSampler(list("abcd") * 5, 10, proportions=given)
+    shares = list(sampler.proportions.values())
+    assert sum(given) != 1
+    assert abs(sum(shares) - 1) < 1e-12
+    assert np.random.default_rng(0).choice(4, p=shares) in range(4)
+    assert Counter("abcd"[i % 4] for i in taken(sampler, 10)) == Counter(a=1, b=2, c=3, d=4)
+
+
+def test_R040_every_rank_gets_as_many_prompts_and_none_gets_nothing():
+    labels = ["a"] * 10
+    ranks = [list(DomainMixtureSampler(labels, 1, num_replicas=6, rank=rank)) for rank in range(6)]
+    assert [len(rows) for rows in ranks] == [1] * 6
+    assert len({row for rows in ranks for row in rows}) == 6
+    with pytest.raises(ValueError, match="An epoch of 10 prompts is none for each of 11 ranks"):
+        DomainMixtureSampler(labels, 1, num_replicas=11, rank=0)
 
 
 @pytest.mark.parametrize("num_samples", [60, 59, 47])

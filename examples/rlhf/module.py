@@ -39,7 +39,7 @@ class RLHFModule(LightningModule):
     Args:
         model_path: A local Hugging Face checkpoint with its tokenizer. Default: a small embedded model.
         adv_estimator: `grpo` and `rloo` compare a response with the others to its prompt, `gae` with a value head.
-        num_generations: Responses per prompt.
+        num_generations: Responses per prompt; at least 2 where they are compared.
         temperature: Of the responses in training; evaluation is greedy.
         top_p: Share of probability that responses are drawn from.
         max_new_tokens: Tokens after which a response is cut.
@@ -99,6 +99,11 @@ class RLHFModule(LightningModule):
         num_threads: int | None = None,
     ) -> None:
         super().__init__()
+        if adv_estimator != "gae" and num_generations < 2:
+            raise ValueError(
+                f"num_generations is {num_generations}, but {adv_estimator} compares the responses to a prompt with "
+                "each other. Use at least 2, or gae."
+            )
         self.save_hyperparameters()
         # One rollout is several optimiser steps: Lightning's automatic optimisation takes one per batch.
         self.automatic_optimization = False

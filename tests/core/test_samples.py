@@ -64,7 +64,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("kind", list(BATCHES))
-def test_every_field_has_the_rows_that_stay(kind: str) -> None:
+def test_R042_every_field_has_the_rows_that_stay(kind: str) -> None:
     source = BATCHES[kind]()
     result = taken(RolloutBatch(source), ROWS, Layout())
     assert type(result) is type(source)
