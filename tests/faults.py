@@ -248,6 +248,7 @@ def stop_and_resume(
     place.set(name, step)
     savers = [ModelCheckpoint(place.folder, "{step}", every_n_train_steps=1, save_top_k=-1)]
     savers += [OnExceptionCheckpoint(place.folder)]
+    savers += [ModelCheckpoint(place.folder, "stopped", every_n_train_steps=10**6, save_on_exception=True)]
     with watched_decisions(place, module), contextlib.suppress(SystemExit):
         fitted(module, savers)
     seen: dict[str, Any] = {"traces": (before, *during, traces(module))}

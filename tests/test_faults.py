@@ -17,7 +17,7 @@ from tests.faults import CASES, Run, interrupted_mounts, stop_and_resume, train,
 from tests.flowing import fit
 
 WAITED = "The ranks could not exchange samples for ema and threshold_band: another rank may have stopped, or does not "
-AFTER_2, ON_STOP = "step=2.ckpt", "on_exception.ckpt"
+AFTER_2, ON_STOP, BY_MODEL_CHECKPOINT = "step=2.ckpt", "on_exception.ckpt", "stopped.ckpt"
 
 
 def assert_never_stopped(seen: dict[str, Any], num: int) -> None:
@@ -82,14 +82,16 @@ def test_ctrl_c_leaves_the_module_as_it_was_found_at_every_mount(tmp_path: Path)
 def test_sigterm_ends_the_step_and_its_checkpoint_resumes(
     case: str, place: str, step: int, world: int, tmp_path: Path
 ) -> None:
-    with Run(tmp_path, stop_and_resume, case, place, step, [ON_STOP], world=world) as run:
+    checkpoints = [ON_STOP] if world > 1 else [ON_STOP, BY_MODEL_CHECKPOINT]
+    with Run(tmp_path, stop_and_resume, case, place, step, checkpoints, world=world) as run:
         run.send(signal.SIGTERM, *range(world))
         seen = [run.left(rank) for rank in range(world)]
     for each in seen:
         before, during, after = each["traces"]
         assert during != before
         assert after == before
-        assert_never_stopped(each[ON_STOP], 4 - step)
+        for checkpoint in checkpoints:
+            assert_never_stopped(each[checkpoint], 4 - step)
 
 
 @pytest.mark.parametrize(
