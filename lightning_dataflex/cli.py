@@ -7,12 +7,14 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_dataflex.callback import DataFlexCallback, dataflex_callbacks
 from lightning_dataflex.core.config import DataFlexConfig
+from lightning_dataflex.core.files import check_config_file
 from lightning_dataflex.core.registry import BASES, components, init_parameters
 from lightning_dataflex.writing import check_places
 
@@ -86,6 +88,10 @@ class DataFlexCLI(LightningCLI):
         return [_plain(block) for block in blocks]
 
 
+CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
+"""Of the files that an option may name."""
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command line, that of the process by default."""
     arguments = list(sys.argv[1:] if args is None else args)
@@ -139,7 +145,20 @@ def component_table() -> str:
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
+def _check_files(args: list[str]) -> None:
+    """Refuse a configuration file that cannot be one before anything reads it."""
+    for before, argument in zip(["", *args], args):
+        option, _, value = argument.partition("=") if argument.startswith("-") else (before, "", argument)
+        named = option in ("--config", "-c") or (option.startswith("-") and Path(value).suffix in CONFIG_SUFFIXES)
+        if named and value and Path(value).exists():
+            try:
+                check_config_file(value)
+            except ValueError as error:
+                _refuse(error)
+
+
 def _cli(args: list[str], run: bool) -> DataFlexCLI:
+    _check_files(args)
     # LightningCLI reads the process's own arguments, and warns of others.
     sys.argv[1:] = args
     return DataFlexCLI(

@@ -214,7 +214,7 @@ def mount_of(module: nn.Module, name: str | None) -> Callable[..., Mount]:
             "and batch = self.dataflex(batch) after the advantages."
         )
     owner, attribute = _owner(module, name)
-    if callable(getattr(owner, attribute, None)):
+    if callable(_attribute(owner, attribute)):
         return functools.partial(LossMount, name)
     instead = (
         "Leave mount out to use its DataFlexPoint, or give"
@@ -237,8 +237,19 @@ def _owner(module: nn.Module, name: str) -> tuple[Any, str]:
     *path, attribute = name.split(".")
     owner: Any = module
     for part in path:
-        owner = getattr(owner, part, None)
+        owner = _attribute(owner, part)
     return owner, attribute
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """An attribute, None where there is none; a ValueError for a property that cannot be read."""
+    try:
+        return getattr(owner, name, None)
+    except Exception as error:
+        raise ValueError(
+            f"mount names {name!r} of {type(owner).__name__}, which cannot be read: {error} Name the module or method "
+            "that computes the policy loss."
+        ) from error
 
 
 def replaced_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:

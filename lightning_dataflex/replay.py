@@ -13,10 +13,11 @@ from lightning_dataflex.asking import data_parallel_group, setting
 from lightning_dataflex.callback import Callback, DataFlexCallback
 from lightning_dataflex.core.checks import check_finite, check_whole
 from lightning_dataflex.core.compat import chooses_prompts
-from lightning_dataflex.core.replay import ReplayPool, solved, with_replayed
+from lightning_dataflex.core.replay import MOST_POOL_BYTES, ReplayPool, solved, with_replayed
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.functional.advantages import group_advantages
+from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.mount import forget_compiled_code, points_of
 from lightning_dataflex.stopping import StepWatch
 from lightning_dataflex.sync import exchanged
@@ -48,6 +49,7 @@ class RLEP(Callback):
         token_fields: Fields beside `input_ids`, `attention_mask` and `position_ids` whose last L columns are response
             tokens.
         shared_fields: Fields of the batch that have no entry per sample.
+        max_bytes: The largest file to read a pool from.
 
     Example:
         >>> RLEP(num=0, collect="solved.pt").num
@@ -66,16 +68,20 @@ class RLEP(Callback):
         fields: dict[str, str] | None = None,
         token_fields: list[str] | None = None,
         shared_fields: list[str] | None = None,
+        max_bytes: int = MOST_POOL_BYTES,
     ) -> None:
         super().__init__()
         for name, value in (("num", num), ("seed", seed)):
             check_whole(name, value, 0)
+        check_whole("max_bytes", max_bytes, 1)
         check_finite("success_threshold", success_threshold)
         if pool is None and collect is None:
             raise ValueError("RLEP has neither a pool nor collect. Give a file to read from, or one to write to.")
         if pool is None:
             pool = ReplayPool(max_per_prompt)
-        self.pool = pool if isinstance(pool, ReplayPool) else ReplayPool.load(pool, max_per_prompt)
+        if not isinstance(pool, (str, Path, ReplayPool)):
+            raise ValueError(f"pool is {shown(pool)}. Give a file that a run with collect wrote, or a ReplayPool.")
+        self.pool = pool if isinstance(pool, ReplayPool) else ReplayPool.load(pool, max_per_prompt, max_bytes)
         self.num, self.collect, self.seed = num, collect, seed
         self.success_threshold, self.adv_estimator = success_threshold, adv_estimator
         self.fields = dict(fields or {})

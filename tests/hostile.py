@@ -247,7 +247,7 @@ WRONG: dict[str, Any] = {
     "Nones": lambda rows: [None] * len(rows),
     "ragged": lambda rows: [[1.0] * (i % 3 + 1) for i in range(len(rows))],
     "ragged array": lambda rows: np.array([np.ones(i + 1) for i in range(len(rows))], dtype=object),
-    "longer": lambda rows: [*list(rows), list(rows)[0]],
+    "longer": lambda rows: [*list(rows), next(iter(rows))],
     "huge": lambda rows: [10**30] * len(rows),
     "mixed": lambda rows: ([1.0, "x", None, b"1", (1,)] * len(rows))[: len(rows)],
     "dates": lambda rows: np.array(["2020-01-01"] * len(rows), "M8[D]"),

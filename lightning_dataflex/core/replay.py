@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import functools
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.checks import check_whole
+from lightning_dataflex.core.checks import check_whole, is_whole
+from lightning_dataflex.core.files import check_file, check_size
 from lightning_dataflex.core.ids import prompt_ids
-from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
+from lightning_dataflex.core.rollout import RolloutBatch, by_prompt, is_per_sample
 from lightning_dataflex.core.sample_group import SampleGroup
 from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken, trimmed
 from lightning_dataflex.functional.advantages import group_advantages
+from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.functional.scoring import is_solved
 from lightning_dataflex.functional.visits import uniform
 from lightning_dataflex.sync import Group, exchanged
 
 FORMAT = "lightning_dataflex.ReplayPool"
+MOST_POOL_BYTES = 4 * 2**30
+"""The largest pool that is read, unless more is asked for."""
+LARGER = "Give a smaller file, or a larger max_bytes."
 
 
 class ReplayPool:
@@ -76,11 +83,23 @@ class ReplayPool:
         return {"format": FORMAT, "samples": samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Take back what `state_dict` gave; a ValueError for anything else."""
+        if state["format"] != FORMAT:
+            raise ValueError(f"The state is of {shown(state['format'])}. Give one of {FORMAT}.")
         most = self.max_per_prompt
         self._samples = {
             prompt: [SampleGroup.of_state(each) for each in there[:most]] for prompt, there in state["samples"].items()
         }
+        for prompt, there in self._samples.items():
+            for each in there:
+                if not is_whole(prompt) or not is_whole(each.width) or not all(map(_is_one_row, each.columns.values())):
+                    raise ValueError(f"What the state has of prompt {shown(prompt)} is no response. Collect it anew.")
+
+    def _num_bytes(self) -> int:
+        """What the tensors of all responses take, each in memory of its own."""
+        return sum(
+            _num_bytes(column) for there in self._samples.values() for each in there for column in each.columns.values()
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, which is there whole or not at all."""
@@ -91,23 +110,50 @@ class ReplayPool:
         os.replace(beside, target)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], max_per_prompt: int = 8) -> ReplayPool:
-        """That of a file.
+    def load(
+        cls, path: str | os.PathLike[str], max_per_prompt: int = 8, max_bytes: int = MOST_POOL_BYTES
+    ) -> ReplayPool:
+        """That of a file. Nothing in it is run.
+
+        Args:
+            path: What `save` wrote.
+            max_per_prompt: See `ReplayPool`.
+            max_bytes: The largest file to read.
 
         Raises:
-            ValueError: There is no file, or it is none that `save` wrote.
+            ValueError: There is no file, or it is none that `save` wrote, or not whole, or too large.
         """
+        pool, name = cls(max_per_prompt), repr(os.fspath(path))
+        check_file(path, max_bytes, "Collect a pool first, and give its file.")
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        except FileNotFoundError:
-            raise ValueError(f"There is no file {str(path)!r}. Collect a pool first.") from None
-        except Exception as error:
-            raise ValueError(f"{str(path)!r} cannot be read as a pool of responses: {error}") from error
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
-            raise ValueError(f"{str(path)!r} is no pool of responses. Give a file that ReplayPool.save wrote.")
-        pool = cls(max_per_prompt)
-        pool.load_state_dict(state)
+            with zipfile.ZipFile(path) as parts:
+                size = sum(part.file_size for part in parts.infolist())
+            # What is packed is larger than its file.
+            state = torch.load(path, map_location="cpu", weights_only=True) if size <= max_bytes else {}
+        except Exception as error:  # in the words of whatever failed to read it
+            raise ValueError(
+                f"{name} cannot be read as a pool of responses, or not whole. Give a file that ReplayPool.save wrote."
+            ) from error
+        check_size(name, size, max_bytes, LARGER)
+        try:
+            pool.load_state_dict(state)
+        except Exception as error:  # whatever it holds in the place of responses
+            raise ValueError(f"{name} is no pool of responses. Give a file that ReplayPool.save wrote.") from error
+        check_size(name, pool._num_bytes(), max_bytes, LARGER)
         return pool
+
+
+def _is_one_row(column: Any) -> bool:
+    """Whether a column, or each of a mapping of them, is of one sample."""
+    if isinstance(column, Mapping):
+        return all(map(_is_one_row, column.values()))
+    return not is_per_sample(column) or len(column) == 1
+
+
+def _num_bytes(column: Any) -> int:
+    if isinstance(column, Mapping):
+        return sum(map(_num_bytes, column.values()))
+    return column.nbytes if isinstance(column, (Tensor, np.ndarray)) else 0
 
 
 def solved(
