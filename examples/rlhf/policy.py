@@ -128,8 +128,8 @@ def embedded_model(seed: int, **sizes: int) -> LlamaForCausalLM:
 
 def _loaded(model_path: str) -> PreTrainedModel:
     # Full precision weights, whatever the file holds: an RL step is too small to show in bfloat16. The Trainer's
-    # `precision` decides what the arithmetic runs in.
-    return AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    # `precision` decides what the arithmetic runs in. A checkpoint in another format could run code when it is read.
+    return AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, use_safetensors=True)
 
 
 def _full(x: Tensor) -> Tensor:

@@ -115,7 +115,8 @@ def policy_loss(
 def token_kl(log_ratio: Tensor, estimator: KLEstimator = "k3") -> Tensor:
     """Estimate of KL(policy || reference) at each token, from r = log policy - log reference.
 
-    k1 is r (unbiased), k2 is r^2 / 2 (biased, low variance), k3 is e^-r - 1 + r (unbiased, never negative).
+    k1 is r (unbiased), k2 is r^2 / 2 (biased, low variance), k3 is e^-r - 1 + r (unbiased, never negative). In k3 an r
+    below -20 counts as -20, and has no gradient.
 
     Source: Schulman, "Approximating KL divergence", 2020.
 
@@ -129,7 +130,9 @@ def token_kl(log_ratio: Tensor, estimator: KLEstimator = "k3") -> Tensor:
         return log_ratio
     if estimator == "k2":
         return log_ratio.square() / 2
-    return torch.exp((-log_ratio).clamp(max=MAX_LOG_RATIO)) - 1 + log_ratio
+    # All of it: with the exponential alone clamped, the gradient would lead away from the reference.
+    near = log_ratio.clamp(min=-MAX_LOG_RATIO)
+    return torch.exp(-near) - 1 + near
 
 
 def token_scale(response_mask: Tensor, aggregation: Aggregation) -> Tensor:
