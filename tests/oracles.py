@@ -1,4 +1,4 @@
-"""What every scorer, selector and reweighter gives, in NumPy and float64, straight from its sentence in the catalogue."""
+"""What every scorer, selector and reweighter gives, in NumPy and float64, from its sentence in the catalogue."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def most_varied(rewards: np.ndarray) -> np.ndarray:
 
 
 def top_groups(scores: np.ndarray, b: Table, chosen: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    names, place = np.unique(b["group"], return_inverse=True)
+    names = list(dict.fromkeys(b["group"].tolist()))
     means = np.array([scores[b["group"] == name].mean() for name in names])
-    return chosen(means)[place]
+    return chosen(means)[[names.index(name) for name in b["group"]]]
 
 
 def nucleus(means: np.ndarray) -> np.ndarray:
@@ -113,6 +113,10 @@ def nucleus(means: np.ndarray) -> np.ndarray:
     return keep
 
 
+def top_fifth(scores: np.ndarray, b: Table) -> np.ndarray:
+    return b["mask"] & (scores >= np.quantile(scores[b["mask"]], 0.8))
+
+
 KEEPS: dict[str, Rule] = {
     "threshold_band": lambda s, b: (s > 0.2) & (s < 0.8),
     "online_difficulty_filter": lambda s, b: (s >= 0.2) & (s <= 0.8),
@@ -120,6 +124,7 @@ KEEPS: dict[str, Rule] = {
     "limr": lambda s, b: s > 0.6,
     "nonzero_variance": lambda s, b: per_group(s, b, lambda x: np.ptp(x) > 1e-6).astype(bool),
     "all_of": lambda s, b: best(s, half(len(s))) & best(b["rm_scores"], half(len(s))),
+    "any_of": lambda s, b: b["mask"] & (best(s, half(len(s)))[:, None] | top_fifth(SCORES["token_prob"](b), b)),
     "not_": lambda s, b: ~best(s, half(len(s))),
     "cppo": lambda s, b: within(s, b, lambda n: n - int(n * 0.5)),
     "gfpo": lambda s, b: within(-b["mask"].sum(-1).astype(float), b, lambda n: 2),
@@ -128,11 +133,11 @@ KEEPS: dict[str, Rule] = {
     "topk_fraction": lambda s, b: best(s, half(len(s))),
     "variance_top_k": lambda s, b: top_groups(s, b, lambda means: best(means, 1)),
     "variance_top_p": lambda s, b: top_groups(s, b, nucleus),
-    "high_entropy_tokens": lambda s, b: b["mask"] & (s >= np.quantile(s[b["mask"]], 0.8)),
+    "high_entropy_tokens": top_fifth,
     "lopti": lambda s, b: b["mask"] & (s < 0.5),
 }
-DRAWS = ("bernoulli", "dots", "selective_backprop", "any_of")
-"""What is not told by a sentence: draws; and a union of tokens and samples, of which `all_of` is the counterpart."""
+DRAWS = ("bernoulli", "dots", "selective_backprop")
+"""What chance decides."""
 
 
 # -- what counts how much ----------------------------------------------------------------------------------------------
@@ -147,7 +152,7 @@ def share(size: np.ndarray, b: Table, mask: np.ndarray) -> np.ndarray:
         for side in (True, False):
             rows = (b["group"] == name) & (solved == side)
             part = np.where(mask[rows], size[rows], 0)
-            result[rows] = np.where(mask[rows], 1 + 0.1 * part / part.sum(0) * mask[rows].sum(0), 0)
+            result[rows] = np.where(mask[rows], 1 + 0.1 * part / np.maximum(part.sum(0), 1e-300) * mask[rows].sum(0), 0)
     return result
 
 

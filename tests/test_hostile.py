@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import warnings
 from typing import Any
@@ -11,10 +12,22 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from lightning_dataflex import DataFlexCallback, DataFlexConfig, Mixture, Pipeline, RolloutBatch, components
+from lightning_dataflex import (
+    DataFlexCallback,
+    DataFlexConfig,
+    DataFlexPoint,
+    Decision,
+    Mixture,
+    Pipeline,
+    RolloutBatch,
+    components,
+)
 from lightning_dataflex.core.numbers import as_numbers
 from lightning_dataflex.core.registry import init_parameters
+from lightning_dataflex.core.samples import Layout, compacted
+from lightning_dataflex.mount import LossMount, PointMount
 from tests import hostile
 from tests.hostile import ARRAYS, BOOLS, FLOATS, JUNK, WHOLE, clothed, not_ours, wrong
 from tests.laws import PARAMS, pairs, pipeline_of
@@ -79,23 +92,31 @@ def _spoil(draw: Any, block: dict[str, Any]) -> None:
 @given(blocks(), st.booleans())
 def test_a_configuration_works_or_is_refused_in_our_words(block: dict[str, Any], as_callback: bool) -> None:
     TRIED["configurations"] += 1
-    known = set(block) <= set(DataFlexConfig.__dataclass_fields__) and "mechanism" in block
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            if as_callback and known:
-                made: Any = DataFlexCallback(**block).pipeline
-            else:
-                kind = Mixture if block.get("mechanism") == "mix" else Pipeline
-                made = kind.from_config(block)
+            made = made_of(block, as_callback)
         except Exception as error:
-            assert not not_ours(error), (not_ours(error), hostile_text(block))
+            check_ours(error, block)
             return
         try:
             works(made)
-        except Exception as error:
-            # What only a batch can tell: a field that it has not, or more domains than the floor allows.
-            assert "has no field" in str(error) and not not_ours(error), (repr(error), hostile_text(block))
+        except ValueError as error:
+            check_ours(error, block)
+            if "has no field" not in str(error):  # which only a batch can tell
+                raise
+
+
+def made_of(block: dict[str, Any], as_callback: bool) -> Any:
+    if as_callback and set(block) <= set(DataFlexConfig.__dataclass_fields__) and "mechanism" in block:
+        return DataFlexCallback(**block).pipeline
+    is_mix = isinstance(block.get("mechanism"), str) and block["mechanism"] == "mix"
+    return (Mixture if is_mix else Pipeline).from_config(block)
+
+
+def check_ours(error: Exception, *given_: Any) -> None:
+    why = not_ours(error)
+    assert not why, (why, str(error)[:500], hostile_text(given_))
 
 
 def hostile_text(value: Any) -> str:
@@ -114,7 +135,8 @@ def works(made: Any) -> None:
             made.observe(batch, step)
             made.end_step(step, progress=0.5)
         shares = list(made.proportions.values())
-        assert np.isfinite(shares).all() and abs(sum(shares) - 1) < 1e-6
+        assert np.isfinite(shares).all()
+        assert abs(sum(shares) - 1) < 1e-6
         return
     if made.scorer.timing == "pre_rollout":
         assert made.scorer.score({"prompt_id": [1, 2], "pass_rate": [0.5, 0.5]}).isfinite().all()
@@ -180,41 +202,66 @@ def batches(draw: Any) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     return clean, given_, spoilt
 
 
+class Holder(nn.Module):
+    """What a decision can be mounted to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dataflex = DataFlexPoint()
+
+    def policy_loss(self, batch: Any) -> Any:
+        return batch
+
+
+def decided(pair: Any, batch: dict[str, Any], drop: Any, through: str) -> tuple[Decision, dict[str, Any]]:
+    """The decision, and the batch with the decision in it."""
+    pipeline, holder, decisions = pipeline_of(*pair), Holder(), []
+
+    def decide(rollout: RolloutBatch) -> Decision:
+        decisions.append(pipeline.decide(rollout, 4, progress=0.6))
+        return decisions[0]
+
+    kind = PointMount if through == "dataflex" else functools.partial(LossMount, through)
+    mount = kind(decide, {}, drop, "rollout_is_weights")
+    if drop == "rows":
+        mount.finish = lambda source: compacted(RolloutBatch(source), Layout())
+    mount.attach(holder)
+    result = getattr(holder, through)(batch)
+    return decisions[0], result
+
+
 @fuzzed
-@given(batches(), st.sampled_from(PAIRS), st.sampled_from(["mask", "rows", "weight"]))
+@given(
+    batches(),
+    st.sampled_from(PAIRS),
+    st.sampled_from([("mask", "dataflex"), ("rows", "dataflex"), ("weight", "dataflex"), ("mask", "policy_loss")]),
+)
 def test_a_batch_is_decided_on_rightly_or_refused_in_our_words(
-    batch: tuple[dict[str, Any], dict[str, Any], list[str]], pair: Any, drop: Any
+    batch: tuple[dict[str, Any], dict[str, Any], list[str]], pair: Any, how: tuple[str, str]
 ) -> None:
     TRIED["batches"] += 1
     clean, given_, spoilt = batch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            decision, result = decided(pair, given_, drop)
+            decision, result = decided(pair, given_, *how)
         except Exception as error:
-            assert not not_ours(error), (not_ours(error), str(error)[:300], spoilt)
-            assert spoilt, error
+            check_ours(error, spoilt, pair, how, {name: given_[name] for name in spoilt})
+            if not spoilt:
+                raise
             return
-        assert ((decision.weights >= 0) & decision.weights.isfinite()).all(), (decision.weights, pair, spoilt)
+        weights = decision.weights
+        assert ((weights >= 0) & weights.isfinite()).all(), (weights, pair, {name: given_[name] for name in spoilt})
         if not spoilt:
-            # These draw by the ids themselves.
+            # Some draw by the ids themselves.
             ids = given_ if pair[2] in ("bernoulli", "dots") else clean
-            expected, other = decided(pair, clean | {"uid": ids["uid"]}, drop)
-            same(decision, expected)
-            for name in ("rollout_is_weights", "response_mask"):
-                torch.testing.assert_close(
-                    as_numbers(result[name], name).float(), other[name].float(), rtol=1e-5, atol=1e-6
-                )
+            same(decision, result, *decided(pair, clean | {"uid": ids["uid"]}, *how))
 
 
-def decided(pair: Any, batch: dict[str, Any], drop: Any) -> tuple[Any, dict[str, Any]]:
-    """The decision, and the batch with the decision in it."""
-    pipeline = pipeline_of(*pair)
-    decision = pipeline.decide(batch, 4, progress=0.6)
-    return decision, batch | decision.updates(RolloutBatch(batch), drop=drop)
-
-
-def same(decision: Any, expected: Any) -> None:
+def same(decision: Decision, result: Any, expected: Decision, other: Any) -> None:
+    close = functools.partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
     assert torch.equal(decision.keep, expected.keep), (decision, expected)
-    torch.testing.assert_close(decision.weights, expected.weights, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(decision.scores.float(), expected.scores.float(), rtol=1e-5, atol=1e-6, equal_nan=True)
+    close(decision.weights, expected.weights)
+    close(decision.scores.float(), expected.scores.float(), equal_nan=True)
+    for name in ("rollout_is_weights", "response_mask"):
+        close(as_numbers(result[name], name).float(), other[name].float())

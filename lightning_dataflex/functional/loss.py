@@ -132,7 +132,7 @@ def token_kl(log_ratio: Tensor, estimator: KLEstimator = "k3") -> Tensor:
         return log_ratio.square() / 2
     # All of it: with the exponential alone clamped, the gradient would lead away from the reference.
     near = log_ratio.clamp(min=-MAX_LOG_RATIO)
-    return torch.exp(-near) - 1 + near
+    return torch.expm1(-near) + near
 
 
 def token_scale(response_mask: Tensor, aggregation: Aggregation) -> Tensor:

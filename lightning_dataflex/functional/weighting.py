@@ -135,12 +135,11 @@ def quantile(values: Tensor, q: float) -> Tensor:
         >>> quantile(torch.tensor([0.0, 1.0, 4.0]), 0.75)
         tensor(2.5000)
     """
-    ordered = values.sort().values
-    place = q * (len(ordered) - 1)
+    place = q * (len(values) - 1)
     # What rounding adds to a whole place would fall between two values.
     place = round(place) if abs(place - round(place)) < 1e-9 * max(1.0, place) else place
     below = int(place)
-    low, high = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    low, high = (values.kthvalue(min(rank, len(values))).values for rank in (below + 1, below + 2))
     # Beside an infinite value the nearer neighbour is taken: interpolating would give NaN.
     nearer = low if place - below < 0.5 else high
     return torch.where(low.isfinite() & high.isfinite(), torch.lerp(low, high, place - below), nearer)
