@@ -150,6 +150,8 @@ def construct(cls: type, params: Mapping[str, Any], title: str, offered: Mapping
         title: What the component is called in an error.
         offered: Arguments that it gets if it has them and they are not among the others.
     """
+    if inspect.isabstract(cls):
+        raise ValueError(f"The {title} is a base of components and none itself. Give a class that derives from it.")
     known = init_parameters(cls)
     params = {name: value for name, value in (offered or {}).items() if name in known} | dict(params)
     for name in params:
@@ -159,8 +161,6 @@ def construct(cls: type, params: Mapping[str, Any], title: str, offered: Mapping
     missing = [n for n, p in known.items() if p.default is p.empty and n not in params]
     if missing:
         raise ValueError(f"The {title} needs {', '.join(missing)}. Give it under params.")
-    if inspect.isabstract(cls):
-        raise ValueError(f"The {title} is a base of components and none itself. Give a class that derives from it.")
     for name, value in params.items():
         check_nesting(f"{name} of the {title}", value)
     component = cls(**{name: _typed(known[name], value, title) for name, value in params.items()})

@@ -84,8 +84,8 @@ class ReplayPool:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave; a ValueError for anything else."""
-        if state["format"] != FORMAT:
-            raise ValueError(f"The state is of {shown(state['format'])}. Give one of {FORMAT}.")
+        if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+            raise ValueError(f"The state is {shown(state)}. Give one of {FORMAT}.")
         most = self.max_per_prompt
         self._samples = {
             prompt: [SampleGroup.of_state(each) for each in there[:most]] for prompt, there in state["samples"].items()
