@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -349,13 +351,34 @@ def test_dads_of_a_small_temperature_is_the_limit():
     torch.testing.assert_close(shares, torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64))
 
 
-class Wrong(Mixer):
+class Given(Mixer):
+    def __init__(self, shares) -> None:
+        self.shares = shares
+
     def act(self, scores, batch, **ctx):
-        return [0.7, 0.7]
+        return self.shares
 
 
-def test_what_is_no_mixture_is_refused():
-    mixer = Wrong()
+def test_sums_of_two_batches_are_those_of_both():
+    scores, domain = torch.tensor([1.0, 0.25, NAN, 0.5, 2.0]), torch.tensor([0, 0, 1, 1, 0])
+    parts = [DomainSums.of(scores[rows], domain[rows], 2) for rows in (slice(2), slice(2, None))]
+    both, whole = parts[0] + parts[1], DomainSums.of(scores, domain, 2)
+    for name in ("count", "total", "squares"):
+        assert getattr(both, name).tolist() == getattr(whole, name).tolist()
+
+
+@pytest.mark.parametrize(
+    "shares", [[0.7, 0.7], [0.5, 0.5, 0.0], [1.5, -0.5], [NAN, 1.0], [1.0], {"a": 1.0, "c": 0.0}, {"a": 0.5}, "half"]
+)
+def test_what_is_no_mixture_is_refused(shares):
+    mixer = Given(shares)
     mixer.bind(["a", "b"])
-    with pytest.raises(ValueError, match=r"Wrong.act returned \[0.7.* for 2 domains"):
+    with pytest.raises(ValueError, match=f"Given.act returned {re.escape(repr(shares))}( for 2 domains)?. Return"):
         mixer.proportions(DomainStats(["a", "b"]))
+
+
+@pytest.mark.parametrize("shares", [{"a": 1.0}, [1.0, -1e-12], torch.tensor([1.000001, 0.0]), np.array([1, 0])])
+def test_a_domain_that_is_not_named_gets_nothing_and_rounding_is_forgiven(shares):
+    mixer = Given(shares)
+    mixer.bind(["a", "b"])
+    assert mixer.proportions(DomainStats(["a", "b"])).tolist() == [1, 0]

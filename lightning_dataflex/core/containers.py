@@ -35,7 +35,7 @@ def is_verl(source: Any) -> bool:
 
 
 def _is_mapping(source: Any) -> bool:
-    return isinstance(source, Mapping) or (hasattr(source, "keys") and hasattr(source, "__getitem__"))
+    return hasattr(source, "keys") and hasattr(source, "__getitem__")
 
 
 def _is_named_tuple(source: Any) -> bool:
@@ -184,8 +184,7 @@ def as_array(value: Any) -> np.ndarray:
         return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, np.ndarray):
         return value
-    kinds = {type(item) for item in value}
-    if len(kinds) == 1 and kinds <= {str, int, float, bool}:
+    if {type(item) for item in value} in ({str}, {int}, {float}, {bool}):
         return np.asarray(value)
     array = np.empty(len(value), dtype=object)
     for i, item in enumerate(value):

@@ -134,7 +134,7 @@ class PromptHistory:
 
     def _forget(self, count: int) -> None:
         # A sixteenth more than it must, so that it need not at every step.
-        count = min(count + self.max_prompts // 16, len(self._ids) - 1)
+        count += self.max_prompts // 16
         # Of prompts of the same step those with the smallest id, on every rank.
         keep = np.sort(np.argsort(self._last, kind="stable")[count:])
         self._ids, self._last = self._ids[keep], self._last[keep]

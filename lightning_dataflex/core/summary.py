@@ -186,4 +186,4 @@ def _mean(values: Tensor, where: Tensor) -> Tensor:
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    return torch.where(whole > 0, part.double() / whole.double().clamp(min=1e-300), 0.0)
+    return torch.where(whole > 0, part.double() / whole, 0.0)

@@ -69,8 +69,8 @@ def rloo_advantages(outcomes: Tensor, ids: Tensor, *, valid: Tensor | None = Non
     size = group_size(group, num_groups, valid)[group]
     mean = group_mean(outcomes, group, num_groups, valid)[group]
     spread = group_spread(outcomes, group, num_groups, valid)[group]
-    left_out = (outcomes.double() - mean) * size / (size - 1).clamp(min=1)
-    return _result(torch.where(valid & (size > 1) & (spread > TOLERANCE), left_out, 0.0), outcomes)
+    left_out = (outcomes.double() - mean) * size / (size - 1)
+    return _result(torch.where(valid & (spread > TOLERANCE), left_out, 0.0), outcomes)
 
 
 def group_advantages(outcomes: Tensor, ids: Tensor, estimator: str | None) -> Tensor:

@@ -49,9 +49,8 @@ def standardised(scores: Tensor) -> Tensor:
     exact = exact.clamp(finite.min(), finite.max()) if len(finite) else exact.sign()
     # Within -1..1, so that no square overflows, and none is lost.
     centred = exact - exact.mean()
-    size = centred.abs().max()
+    centred = centred / centred.abs().max()
     equal = exact.max() - exact.min() <= 1e-12 * exact.abs().max()
-    centred = torch.where(equal, 0.0, centred / size)
     result[valid] = torch.where(equal, 0.0, centred / centred.square().mean().sqrt()).to(scores)
     return result
 

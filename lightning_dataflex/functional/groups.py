@@ -76,7 +76,7 @@ def group_std(values: Tensor, group: Tensor, num_groups: int, valid: Tensor, *, 
     mean = group_mean(values, group, num_groups, valid)
     squares = group_sum((values.double() - mean[group]).square(), group, num_groups, valid)
     freedom = group_size(group, num_groups, valid) - correction
-    return torch.where(freedom > 0, squares / freedom.clamp(min=1), 0.0).sqrt()
+    return torch.where(freedom > 0, squares / freedom, 0.0).sqrt()
 
 
 def group_spread(values: Tensor, group: Tensor, num_groups: int, valid: Tensor) -> Tensor:

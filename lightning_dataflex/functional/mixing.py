@@ -55,8 +55,7 @@ def slope(steps: Tensor, values: Tensor) -> float:
         0.25
     """
     x, y = steps.double() - steps.double().mean(), values.double() - values.double().mean()
-    spread = x.square().sum()
-    return float((x * y).sum() / spread) if len(steps) > 1 and spread > 0 else math.nan
+    return float((x * y).sum() / x.square().sum())
 
 
 def dads(ema: Tensor, temperature: float, eps: float, target: float = 1.0) -> Tensor:
@@ -87,7 +86,7 @@ def importance_estimate(signal: Tensor, count: Tensor, proportions: Tensor) -> T
         >>> importance_estimate(torch.tensor([0.3, torch.nan]), torch.tensor([1, 0]), torch.tensor([0.5, 0.5]))
         tensor([0.6000, 0.0000], dtype=torch.float64)
     """
-    share = count.double() / count.sum().clamp(min=1)
+    share = count.double() / count.sum()
     return torch.where(count > 0, share * signal.double() / proportions.double(), 0.0)
 
 

@@ -25,8 +25,7 @@ def kl_to(log_probs: Tensor, other: Tensor, response_mask: Tensor, estimator: KL
         >>> kl_to(torch.tensor([[0.0, -1.0]]), torch.tensor([[0.0, -2.0]]), torch.tensor([[1, 1]]), "k1")
         tensor([[0., 1.]])
     """
-    ratio = torch.where(response_mask.bool(), log_ratio(log_probs, other), 0.0)
-    return torch.where(response_mask.bool(), token_kl(ratio, estimator), 0.0)
+    return torch.where(response_mask.bool(), token_kl(log_ratio(log_probs, other), estimator), 0.0)
 
 
 def importance_ratio(log_ratios: Tensor, response_mask: Tensor, level: Level = "token") -> Tensor:

@@ -68,8 +68,6 @@ def floored(proportions: Tensor, floor: float, method: FloorMethod = "water_fill
     shares, low = p, torch.zeros_like(p, dtype=torch.bool)
     while ((short := p < floor * (1 - 1e-12)) & ~low).any():
         low = low | short
-        if low.all():
-            return torch.full_like(p, 1 / num)
         rest = torch.where(low, 0.0, shares)
         p = torch.where(low, floor, rest / rest.sum() * (1 - int(low.sum()) * floor))
     return p

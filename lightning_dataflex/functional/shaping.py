@@ -48,7 +48,7 @@ def best_of(rewards: Tensor, group: Tensor, mode: Resample = "bon") -> Tensor:
     if mode == "bon":
         shares = best.double()
     elif mode == "br":
-        shares = torch.where(size == 1, 1.0, torch.where(best, 0.5, 0.5 / (size - 1).clamp(min=1)))
+        shares = torch.where(size == 1, 1.0, torch.where(best, 0.5, 0.5 / (size - 1)))
     else:
         worst = group_rank(values, index) == 0
         # The earliest of equals is both, and then nothing is left for another.
@@ -166,7 +166,7 @@ def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solve
     total = empty.index_add(0, side, size)[side]
     count = empty.index_add(0, side, response_mask.double())[side]
     # Where every entropy is 0 all have an equal share.
-    share = torch.where(total > 0, size / total.clamp(min=1e-300), 1 / count.clamp(min=1))
+    share = torch.where(total > 0, size / total, 1 / count)
     return torch.where(response_mask, 1 + amount * share * count, 0.0).to(torch.float32)
 
 
@@ -181,7 +181,7 @@ def length_power(lengths: Tensor, power: float) -> Tensor:
         >>> length_power(torch.tensor([4, 1, 0]), -1.0)
         tensor([0.2500, 1.0000, 0.0000])
     """
-    return torch.where(lengths > 0, lengths.clamp(min=1).double().pow(power), 0.0).float()
+    return torch.where(lengths > 0, lengths.double().pow(power), 0.0).float()
 
 
 def focal(rate: Tensor, gamma: float = 2.0) -> Tensor:

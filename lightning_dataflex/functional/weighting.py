@@ -50,7 +50,7 @@ def row_means(weights: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
     if weights.dim() == 1:
         return weights.double(), measure
     total = measure.sum(-1)
-    return torch.where(total > 0, (weights.double() * measure).sum(-1) / total.clamp(min=1e-300), 0.0), total
+    return torch.where(total > 0, (weights.double() * measure).sum(-1) / total, 0.0), total
 
 
 def unit_scale(mean_weights: Tensor, tokens: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def softmax(scores: Tensor, temperature: float = 1.0) -> Tensor:
     weights = torch.softmax(torch.where(scored, scores / temperature, -torch.inf), 0)
     # An infinite score takes everything, shared among its equals: the limit of softmax, which alone would give NaN.
     infinite = scores == torch.inf
-    weights = torch.where(infinite.any(), infinite / infinite.sum().clamp(min=1), weights)
+    weights = torch.where(infinite.any(), infinite / infinite.sum(), weights)
     return torch.where(scored & ~weights.isnan(), weights, 0.0)
 
 

@@ -100,6 +100,8 @@ def test_a_component_that_cannot_be_built_is_refused(spec, message):
         ({"warmup_step": True}, "warmup_step is True"),
         ({"adv_estimator": "grpoo"}, "adv_estimator is 'grpoo'. Did you mean 'grpo'"),
         ({"warmup_steps": 3}, "no key 'warmup_steps'. Did you mean 'warmup_step'"),
+        ({"fields": {"rm_scores": 3}}, "fields is {'rm_scores': 3}. It must map our names to yours"),
+        ({"weights_key": "domain"}, "weights_key is 'domain'. Give the name of a field that holds nothing but weights"),
         ({"on_emtpy": "skip"}, "no key 'on_emtpy'. Did you mean 'on_empty'"),
     ],
 )

@@ -185,6 +185,7 @@ def test_replaced_is_a_copy_of_the_same_type_and_leaves_the_source(make):
     assert type(new) is type(source)
     assert RolloutBatch(new)["rollout_is_weights"].sum() == 12
     assert RolloutBatch(new)["response_mask"].sum() == 0
+    assert RolloutBatch(new)["rm_scores"].tolist() == REWARDS.tolist()
     assert list(RolloutBatch(new)["uid"]) == UID
     assert RolloutBatch(source).get("rollout_is_weights") is None
     assert torch.equal(RolloutBatch(before)["response_mask"], MASK)
@@ -215,12 +216,24 @@ def test_an_undeclared_field_of_a_named_tuple_or_slots_is_refused():
             RolloutBatch(source).replaced({"extra": 1})
 
 
+def test_a_verl_batch_may_have_no_tensors():
+    source = SimpleNamespace(batch=None, non_tensor_batch={"uid": np.array(UID, dtype=object)}, meta_info={})
+    new = RolloutBatch(source).replaced({"rollout_is_weights": torch.ones(4, 3)})
+    assert list(RolloutBatch(new)) == ["uid", "rollout_is_weights"]
+    assert list(RolloutBatch(source)) == ["uid"]
+
+
 def test_undeclared_entries_of_a_model_output_are_copied():
     source = Output(**fields())
     source["extra"] = torch.ones(4)
     new = RolloutBatch(source).replaced({"rollout_is_weights": torch.ones(4, 3)})
     assert torch.equal(new["extra"], torch.ones(4))
     assert new.rollout_is_weights is new["rollout_is_weights"]
+
+
+def test_a_batch_of_nothing_has_no_samples():
+    assert len(RolloutBatch({})) == 0
+    assert RolloutBatch({"uid": []}).group_ids.tolist() == []
 
 
 def test_asking_a_defaultdict_adds_nothing():
@@ -242,4 +255,7 @@ def test_arrays_of_any_content_have_one_row_per_sample():
     assert batch.non_tensor_batch["messages"].shape == (2,)
     assert torch.equal(batch.batch["tables"], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert batch.batch["ragged"] == [[1.0], [2.0, 3.0]]
+    mixed = RolloutBatch({"labels": ["a", 1], "nothing": []}).non_tensor_batch
+    assert mixed["labels"].tolist() == ["a", 1]
+    assert mixed["nothing"].shape == (0,)
     assert RolloutBatch({"x": torch.ones(2, dtype=torch.bfloat16)}).non_tensor_batch["x"].tolist() == [1, 1]

@@ -50,6 +50,9 @@ def test_what_was_visited_longest_ago_is_forgotten() -> None:
         assert len(history) <= 4
     assert history.seen(torch.tensor([0, 1, 9])).tolist() == [True, False, True]
     assert history.look_up(torch.tensor([0, 1]))["a"].tolist() == [-9, 1]
+    last = PromptHistory({}, max_prompts=1)
+    last.put(torch.tensor([3, 4, 5]), {}, 0)
+    assert last.seen(torch.tensor([3, 4, 5])).tolist() == [False, False, True]
     with pytest.raises(ValueError, match="max_prompts is 0"):
         PromptHistory(COLUMNS, max_prompts=0)
 

@@ -151,6 +151,7 @@ def test_a_batch_without_a_mask_has_one_weight_per_sample():
     scores = build("scorer", "group_solve_rate").score(batch)
     keep = build("selector", "threshold_band").keep(scores, batch)
     assert keep.tolist() == [True, True, False, False]
+    assert batch.token_mask.tolist() == [[True]] * 4
 
 
 def test_keeping_all_leaves_out_padding_alone():
@@ -159,6 +160,7 @@ def test_keeping_all_leaves_out_padding_alone():
     decision = a_pipeline().keep_all(a_batch(response_mask=mask, rm_scores=torch.tensor([1.0, NAN, 1.0, 1.0])))
     assert decision.keep.tolist() == [True, True, True, False]
     assert torch.equal(decision.weights, mask.float())
+    assert not decision.fell_back
 
 
 def test_a_rule_that_keeps_nothing_may_keep_what_can_be_scored():
@@ -182,6 +184,12 @@ def test_missing_scores_are_told_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert pipeline.decide(batch).metrics["n_nan"] == 1
+
+
+def test_the_estimator_of_the_module_is_checked_where_the_block_names_none():
+    block = {"mechanism": "select", "scorer": "group_solve_rate", "actuator": "threshold_band"}
+    with pytest.raises(ValueError, match="'gae' has no groups"):
+        Pipeline.from_config(block, adv_estimator="gae")
 
 
 def test_a_mixer_does_not_decide_on_samples():

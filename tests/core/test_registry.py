@@ -218,3 +218,11 @@ def test_an_installed_package_registers_through_its_entry_point(tmp_path, monkey
             build("selector", "every_othr")
     finally:
         sys.modules.pop("dataflex_test_plugin", None)
+
+
+def test_an_installed_package_that_does_not_import_is_named(tmp_path, monkeypatch):
+    install(tmp_path, "dataflex_broken_plugin", "raise RuntimeError('no licence')")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    with pytest.raises(ImportError, match=r"components of dataflex_broken_plugin, which fails to import: no licence\."):
+        components("selector")

@@ -73,7 +73,7 @@ def test_reinforce_standardises_over_the_batch(rows, baseline):
 
 
 @pytest.mark.parametrize("estimator", [grpo_advantages, rloo_advantages, reinforce_advantages])
-@pytest.mark.parametrize("rewards", [[0.1] * 7, [0.5, 0.5 + 5e-7, 0.5], [5.0], [NAN, 1.0, NAN], [NAN], []])
+@pytest.mark.parametrize("rewards", [[0.1] * 7, [0.5, 0.5 + 5e-7, 0.5], [0.0, 1e-6], [5.0], [NAN, 1.0, NAN], [NAN], []])
 def test_nothing_to_compare_gives_exactly_zero(estimator, rewards):
     got = estimator(torch.tensor(rewards, dtype=torch.float64), torch.zeros(len(rewards), dtype=torch.int64))
     assert got.tolist() == [0.0] * len(rewards)
@@ -115,6 +115,11 @@ def test_gae_is_the_discounted_sum_of_errors(gamma, lam, padding):
     expected = generalised(rewards, values, valid, gamma, lam)
     np.testing.assert_allclose(advantages, expected, atol=1e-12)
     np.testing.assert_allclose(returns, np.where(valid, expected + values, 0), atol=1e-12)
+
+
+def test_gae_of_one_token_is_its_reward_beyond_its_value():
+    advantages, returns = gae(torch.tensor([[2.0]]), torch.tensor([[0.5]]), torch.ones(1, 1))
+    assert (advantages.tolist(), returns.tolist()) == ([[1.5]], [[2.0]])
 
 
 def test_gae_of_a_right_value_model_is_zero():

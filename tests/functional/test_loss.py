@@ -151,6 +151,12 @@ def test_long_responses_are_counted_exactly_in_a_half_precision_mask(length):
     assert loss_denominator(mask, "token-mean").item() == length
 
 
+def test_an_empty_response_has_a_finite_scale():
+    np.testing.assert_allclose(
+        token_scale(torch.tensor(MASK), "seq-mean-token-mean")[:, 0], [1 / 5, 1 / 3, 1, 1, 1 / 4], rtol=1e-6
+    )
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_kl_estimates_average_to_the_divergence(estimator):
     p, q = np.array([0.5, 0.3, 0.2]), np.array([0.45, 0.33, 0.22])

@@ -53,11 +53,13 @@ def test_tscl_window_slope_is_over_true_steps():
     gaps = [0, 10, 11, 40]
     assert mixing.slope(torch.tensor(gaps), scores) == pytest.approx(np.polyfit(gaps, scores, 1)[0])
     assert math.isnan(mixing.slope(torch.tensor([3]), torch.tensor([1.0])))
+    assert math.isnan(mixing.slope(torch.tensor([]), torch.tensor([])))
 
 
 def test_odm_eps_and_step():
     eps = [mixing.odm_exploration(3, t) for t in (1, 10, 1000)]
     assert_close(eps, [0.3333333333333333, 0.19136459866514058, 0.01913645986651406])
+    assert_close([mixing.odm_exploration(2, t) for t in (0, 1, 2)], [0.5, 0.5, math.sqrt(math.log(2) / 4)])
     gain = mixing.importance_estimate(torch.tensor([0.3, NAN]), torch.tensor([1, 0]), torch.tensor([0.5, 0.5]))
     assert_close(gain, [0.6, 0.0], atol=1e-7)
     estimates = torch.tensor([0.6, 0.0], dtype=torch.float64)
@@ -153,11 +155,18 @@ def test_whole_numbers_are_within_one_of_the_proportions(shares, num, turn):
 
 def test_largest_remainder_and_rotating_ties():
     assert apportioned(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 7).tolist() == [4, 2, 1]
+    assert apportioned(torch.tensor([0.5, 0.5]), 3).tolist() == [2, 1]
     thirds = torch.full((3,), 1 / 3, dtype=torch.float64)
     turns = [apportioned(thirds, 4, turn).tolist() for turn in range(3)]
-    assert sorted(turns) == [[1, 1, 2], [1, 2, 1], [2, 1, 1]]
+    assert turns == [[2, 1, 1], [1, 2, 1], [1, 1, 2]]
+
+
+def test_who_has_nothing_pays_back_nothing():
+    owed = torch.tensor([1.8, -0.9, -0.9], dtype=torch.float64)
+    assert apportioned(torch.tensor([1.0, 0.0, 0.0]), 1, owed=owed).tolist() == [1, 0, 0]
 
 
 def test_what_was_never_seen_is_taken_for_the_best():
     assert optimistic(torch.tensor([0.2, NAN, 0.5])).tolist() == pytest.approx([0.2, 0.5, 0.5])
     assert optimistic(torch.tensor([NAN, NAN]), 1.0).tolist() == [1.0, 1.0]
+    assert optimistic(torch.tensor([NAN, NAN])).tolist() == [0.0, 0.0]

@@ -24,6 +24,11 @@ def test_pf_ppo_is_of_each_prompt_and_sums_to_one():
     assert shaping.best_of(torch.tensor([torch.nan, 1.0]), torch.zeros(2).long()).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize(("stage", "expected"), [("easy", [0, 1, 1]), ("medium", [0, 1, 0]), ("hard", [0.25, 1, 0])])
+def test_odsw_at_the_ends_and_in_the_middle_is_exact(stage, expected):
+    assert shaping.stage_weight(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64), stage).tolist() == expected
+
+
 def test_awr_is_clipped():
     assert shaping.exp_advantage(torch.tensor([0.0] * 99 + [1.0]), temperature=0.1).max() == 20
 
