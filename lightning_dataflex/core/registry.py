@@ -110,6 +110,9 @@ def settings_of(component: object) -> dict[str, Any]:
 
 def lookup(kind: Kind, name: str) -> type:
     """The class registered under a name; a ValueError names the nearest."""
+    # To look through what is installed takes longer than to build a component.
+    if isinstance(name, str) and name in _classes.get(kind, {}):
+        return _classes[kind][name]
     known = components(kind)
     if not isinstance(name, str) or name not in known:
         other = [each for each in BASES if each != kind and name in list(_classes[each])]
