@@ -13,6 +13,7 @@ from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.gate import Gate
+from lightning_dataflex.loading import SourceBatches, rest, validate_at_the_end
 from lightning_dataflex.mount import replaced_attribute
 from lightning_dataflex.prompts import PromptQueue
 from lightning_dataflex.sync import Group
@@ -101,7 +102,7 @@ class PromptSource:
         """Become the source of the Trainer's batches, in place of its loader."""
         loop: Any = trainer.fit_loop
         fetcher = self._fetcher = loop._data_fetcher
-        if fetcher is None or isinstance(fetcher._combined_loader, _Batches):
+        if fetcher is None or isinstance(fetcher._combined_loader, SourceBatches):
             return
         loader = fetcher._combined_loader
         if not hasattr(fetcher, "prefetch_batches") or not isinstance(loader.iterables, type(loader.flattened[0])):
@@ -109,8 +110,8 @@ class PromptSource:
                 "Prompts can be chosen from one training loader, in a training_step that takes a batch. Give one "
                 "loader, in no list or dict, and no dataloader_iter."
             )
-        _validate_at_the_end(trainer)
-        self._length, self._iterator = fetcher.length, _rest(list(fetcher.batches), fetcher.iterator)
+        validate_at_the_end(trainer)
+        self._length, self._iterator = fetcher.length, rest(list(fetcher.batches), fetcher.iterator)
         if self._saved_ranks not in (None, self.queue.world):
             warn_once(
                 self,
@@ -127,7 +128,7 @@ class PromptSource:
                 num_batches = loop.epoch_loop.batch_progress.current.processed
         self._lives_on_rest = self._has_ended
         self._loader = loader
-        batches = _Batches(loader, self)
+        batches = SourceBatches(loader, self)
         fetcher._combined_loader, fetcher.iterator = batches, batches
         fetcher.prefetch_batches, fetcher.length, fetcher.batches, fetcher.done = 0, None, [], False
         self._loop, loop.max_batches = loop, num_batches
@@ -294,50 +295,3 @@ class PromptSource:
         self._saved_ranks = state["num_ranks"]
         self._has_stepped, ahead = state["has_stepped"], state["ahead"]
         self._ahead = ahead and PromptDraw(restored(ahead["prompts"]), ahead["judged"])
-
-
-class _Batches:
-    """What the Trainer takes for its loader: each batch is drawn by the source."""
-
-    def __init__(self, loader: Any, source: PromptSource) -> None:
-        self._loader, self._source, self._num_drawn = loader, source, 0
-
-    def __iter__(self) -> _Batches:
-        self._source.restart()
-        self._num_drawn = 0
-        return self
-
-    def __next__(self) -> tuple[Any, int, int]:
-        batch = self._source.first_prompts()
-        self._num_drawn += 1
-        return batch, self._num_drawn - 1, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-def _rest(fetched: Sequence[Any], iterator: Iterator[Any]) -> Iterator[Any]:
-    """What was fetched already, and then what comes; asking a loader for its iterator would begin it anew."""
-    yield from fetched
-    while True:
-        try:
-            yield next(iterator)
-        except StopIteration:
-            return
-
-
-def _validate_at_the_end(trainer: Trainer) -> None:
-    """Let a validation that comes once an epoch come at its end, whenever that is.
-
-    Raises:
-        ValueError: It is to come at a share of an epoch of which nobody knows how long it is.
-    """
-    if not isinstance(trainer.val_check_interval, float) or trainer.check_val_every_n_epoch is None:
-        return
-    if trainer.val_check_interval == 1.0:
-        trainer.val_check_batch = float("inf")
-    elif trainer.enable_validation:
-        raise ValueError(
-            f"val_check_interval is {trainer.val_check_interval}, a share of an epoch, but with refill or rules on "
-            "prompts nobody knows how many steps an epoch has. Give a number of steps."
-        )
