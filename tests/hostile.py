@@ -1,4 +1,4 @@
-"""Values that nobody should give, the same numbers in other clothes, and what an error of ours looks like."""
+"""Values that nobody should give, and what an error of ours looks like."""
 
 from __future__ import annotations
 
@@ -168,124 +168,13 @@ def not_ours(error: BaseException) -> str:
     return ""
 
 
-# -- the same numbers in other clothes ---------------------------------------------------------------------------------
+def check_ours(error: Exception, *given_: Any) -> None:
+    why = not_ours(error)
+    assert not why, (why, str(error)[:500], as_text(given_))
 
 
-def of_fields(array: np.ndarray) -> np.ndarray:
-    """A view into records, whose rows lie a prime number of bytes apart."""
-    records = np.zeros(array.shape, dtype=[("pad", "u1", 3), ("value", array.dtype)])
-    records["value"] = array
-    return records["value"]
-
-
-def read_only(array: np.ndarray) -> np.ndarray:
-    copied = array.copy()
-    copied.flags.writeable = False
-    return copied
-
-
-def objects(array: np.ndarray) -> np.ndarray:
-    return np.array(array.tolist(), dtype=object).reshape(array.shape)
-
-
-def strided(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.stack([tensor, tensor * 0 - 7], -1)[..., 0]
-
-
-ARRAYS: dict[str, Any] = {
-    "backwards": lambda a: a[::-1].copy()[::-1],
-    "big endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
-    "big endian backwards": lambda a: a[::-1].astype(a.dtype.newbyteorder(">"))[::-1],
-    "Fortran": np.asfortranarray,
-    "of records": of_fields,
-    "read-only": read_only,
-    "objects": objects,
-    "list": lambda a: a.tolist(),
-    "tuple": lambda a: tuple(a.tolist()),
-    "list of arrays": lambda a: list(a) if a.ndim > 1 else a.tolist(),
-    "list of tensors": lambda a: [torch.tensor(row) for row in a],
-    "strided": lambda a: strided(torch.tensor(a)),
-    "transposed": lambda a: torch.tensor(a).T.contiguous().T if a.ndim > 1 else torch.tensor(a),
-    "array": lambda a: a,
-    "tensor": torch.tensor,
-}
-LAYOUTS = ("backwards", "big endian", "big endian backwards", "Fortran", "of records", "read-only")
-FLOATS: dict[str, Any] = {
-    **{name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")},
-    **{f"np.{name}": np.dtype(name) for name in ("f2", "f4", "f8", "g")},
-}
-WHOLE: dict[str, Any] = {
-    **{
-        name: getattr(torch, name)
-        for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-    },
-    **{f"np.{name}": np.dtype(name) for name in ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")},
-}
-BOOLS: dict[str, Any] = {"bool": torch.bool, "np.bool": np.dtype("?")}
-
-
-def clothed(values: np.ndarray, dtype: Any, form: str, grad: bool) -> Any:
-    """The same numbers in another type and layout."""
-    if isinstance(dtype, torch.dtype):
-        tensor = torch.tensor(values).to(dtype)
-        if form in ("strided", "transposed") and dtype.is_floating_point:
-            tensor = strided(tensor) if form == "strided" else tensor.T.contiguous().T if tensor.dim() > 1 else tensor
-        return tensor.requires_grad_() if grad and dtype.is_floating_point and tensor.is_leaf else tensor
-    array = values.astype(dtype)
-    # PyTorch makes no tensor of these, NumPy no plain numbers.
-    narrow = dtype.kind == "u" and form in ("list of tensors", "strided", "transposed", "tensor")
-    return array if narrow or (dtype == np.dtype("g") and form not in LAYOUTS) else ARRAYS[form](array)
-
-
-# -- what cannot be read -----------------------------------------------------------------------------------------------
-
-
-WRONG: dict[str, Any] = {
-    "texts": lambda rows: ["x"] * len(rows),
-    "numbers in texts": lambda rows: ["0.5"] * len(rows),
-    "a text of that length": lambda rows: "x" * len(rows),
-    "Nones": lambda rows: [None] * len(rows),
-    "ragged": lambda rows: [[1.0] * (i % 3 + 1) for i in range(len(rows))],
-    "ragged array": lambda rows: np.array([np.ones(i + 1) for i in range(len(rows))], dtype=object),
-    "longer": lambda rows: [*list(rows), next(iter(rows))],
-    "huge": lambda rows: [10**30] * len(rows),
-    "mixed": lambda rows: ([1.0, "x", None, b"1", (1,)] * len(rows))[: len(rows)],
-    "dates": lambda rows: np.array(["2020-01-01"] * len(rows), "M8[D]"),
-    "records": lambda rows: np.zeros(len(rows), dtype=[("a", "f8"), ("b", "i4")]),
-    "mappings": lambda rows: [{"a": 1}] * len(rows),
-}
-WRONG_NUMBERS: dict[str, Any] = {
-    "shorter": lambda rows: rows[:-1],
-    "wider": lambda rows: torch.nn.functional.pad(rows, (0, 1)),
-    "deeper": lambda rows: rows[..., None, None],
-    "one": lambda rows: rows.flatten()[0],
-    "complex": lambda rows: rows + 1j,
-    "complex array": lambda rows: rows.numpy() + 1j,
-    "meta": lambda rows: rows.to("meta"),
-    "sparse": lambda rows: rows.to_sparse(),
-    "nested": lambda rows: torch.nested.nested_tensor(list(torch.ones(len(rows), 2))),
-    "quantized": lambda rows: torch.quantize_per_tensor(rows.float(), 0.1, 0, torch.qint8),
-    "float8": lambda rows: rows.to(torch.float8_e4m3fn),
-    "masked": lambda rows: np.ma.masked_array(rows.numpy(), mask=rows.numpy() > 0),
-    "NaN": lambda rows: rows * NAN,
-    "infinite": lambda rows: rows + INF,
-    "-infinite": lambda rows: rows - INF,
-    "some NaN": lambda rows: torch.where(rows > rows.mean(), NAN, rows),
-    "some infinite": lambda rows: torch.where(rows > rows.mean(), INF, rows),
-    "negative": lambda rows: -rows - 1,
-    "1e300": lambda rows: rows * 0 + 1e300,
-    "1e38": lambda rows: rows.float() * 1e38,
-    "largest": lambda rows: rows.long() * 0 + 2**63 - 1,
-    "empty": lambda rows: rows[:0],
-    "no tokens": lambda rows: rows[:, :0] if rows.dim() > 1 else rows[:0],
-    "a mapping": lambda rows: {"a": rows},
-}
-
-
-@st.composite
-def wrong(draw: Any, rows: Any) -> Any:
-    """A field of a batch that is not what it should be."""
-    kinds = WRONG if isinstance(rows, list) else WRONG | WRONG_NUMBERS
-    if draw(st.booleans()):
-        return draw(SCALARS)
-    return kinds[draw(st.sampled_from(list(kinds)))](rows)
+def as_text(value: Any) -> str:
+    try:
+        return repr(value)[:500]
+    except Exception:
+        return "something without a text"

@@ -5,11 +5,16 @@ from __future__ import annotations
 import collections
 import functools
 import os
+import sys
+import tempfile
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -22,14 +27,17 @@ from lightning_dataflex import (
     Mixture,
     Pipeline,
     RolloutBatch,
+    build,
     components,
 )
+from lightning_dataflex.cli import main
 from lightning_dataflex.core.numbers import as_numbers
 from lightning_dataflex.core.registry import init_parameters
 from lightning_dataflex.core.samples import Layout, compacted
+from lightning_dataflex.core.scorer import METRIC_OPTIONS
 from lightning_dataflex.mount import LossMount, PointMount
-from tests import hostile
-from tests.hostile import ARRAYS, BOOLS, FLOATS, JUNK, WHOLE, clothed, not_ours, wrong
+from tests.clothes import ARRAYS, BOOLS, FLOATS, NUMERIC, UIDS, WHOLE, clothed, plain_batch, wrong
+from tests.hostile import JUNK, NAN, TEXTS, check_ours
 from tests.laws import PARAMS, pairs, pipeline_of
 
 EXAMPLES = int(os.environ.get("DATAFLEX_FUZZ_EXAMPLES", "0"))
@@ -78,7 +86,7 @@ def _spoil(draw: Any, block: dict[str, Any]) -> None:
     part = draw(st.sampled_from(["scorer", "actuator", None]))
     where = block.get(part)
     if not isinstance(where, dict) or "name" not in where or not isinstance(where.get("params"), dict):
-        keys = [*DataFlexConfig.__dataclass_fields__, *hostile.TEXTS[:3], 3, None]
+        keys = [*DataFlexConfig.__dataclass_fields__, *TEXTS[:3], 3, None]
         block[draw(st.sampled_from(keys))] = draw(JUNK)
         return
     name = str(type(where["name"])) if not isinstance(where["name"], str) else where["name"]
@@ -107,23 +115,32 @@ def test_a_configuration_works_or_is_refused_in_our_words(block: dict[str, Any],
                 raise
 
 
+@settings(fuzzed, max_examples=max(10, EXAMPLES // 50))
+@given(block=blocks())
+def test_the_command_line_checks_a_file_or_refuses_it(block: dict[str, Any]) -> None:
+    TRIED["files"] += 1
+    content = {"model": {"class_path": "tests.toy.Toy"}, "data": {"class_path": "tests.toy.ToyData"}, "dataflex": block}
+    content["trainer"] = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore")
+        patch.setattr(sys, "argv", ["dataflex"])
+        path = Path(folder) / "config.yaml"
+        try:
+            path.write_text(yaml.safe_dump(content), "utf-8", "surrogateescape")
+        except (yaml.YAMLError, RecursionError, RuntimeError, ValueError, TypeError):
+            return  # no file can hold it
+        try:
+            main(["check", "--config", str(path)])
+        except SystemExit as exit_:
+            if exit_.code != 2:
+                raise
+
+
 def made_of(block: dict[str, Any], as_callback: bool) -> Any:
     if as_callback and set(block) <= set(DataFlexConfig.__dataclass_fields__) and "mechanism" in block:
         return DataFlexCallback(**block).pipeline
     is_mix = isinstance(block.get("mechanism"), str) and block["mechanism"] == "mix"
     return (Mixture if is_mix else Pipeline).from_config(block)
-
-
-def check_ours(error: Exception, *given_: Any) -> None:
-    why = not_ours(error)
-    assert not why, (why, str(error)[:500], hostile_text(given_))
-
-
-def hostile_text(value: Any) -> str:
-    try:
-        return repr(value)[:500]
-    except Exception:
-        return "something without a text"
 
 
 def works(made: Any) -> None:
@@ -147,41 +164,27 @@ def works(made: Any) -> None:
     assert decision.weights.shape == batch["response_mask"].shape
 
 
+PARAMETERS = [
+    (kind, name, parameter)
+    for kind in ("scorer", "selector", "reweighter", "mixer")
+    for name in components(kind)  # type: ignore[arg-type]
+    for parameter, each in init_parameters(components(kind)[name]).items()  # type: ignore[arg-type]
+    if parameter not in METRIC_OPTIONS and each.annotation in (float, int, float | None, int | None)
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "parameter"), PARAMETERS)
+def test_no_number_is_nan_a_text_a_truth_value_or_beyond_all_bounds(kind: Any, name: str, parameter: str) -> None:
+    """By a configuration and by the class alone; a text that is a number is one in a configuration."""
+    cls, params = components(kind)[name], PARAMS.get(name, {})
+    for value in (NAN, "x", [0.5], {"a": 1}, 10**400, -(10**5000), 1j, True, b"1"):
+        for make in (functools.partial(build, kind, name), cls):
+            with pytest.raises(ValueError, match=rf"({parameter}|low|high|k|floor)\b.* is ") as caught:
+                make(**params | {parameter: value})
+            check_ours(caught.value, value)
+
+
 # -- batches -----------------------------------------------------------------------------------------------------------
-
-N, L = 8, 4
-
-
-def plain_batch(seed: int) -> dict[str, Any]:
-    """Groups of 4 whose numbers any float type holds exactly."""
-    draw = np.random.default_rng(seed)
-    mask = np.arange(L) < draw.integers(1, L + 1, N)[:, None]
-    batch: dict[str, Any] = {"response_mask": torch.tensor(mask.astype(np.float32))}
-    for name in ("old_log_probs", "ref_log_probs", "rollout_log_probs", "teacher_log_probs"):
-        batch[name] = torch.tensor(-draw.integers(1, 24, (N, L)) / 8, dtype=torch.float32)
-    batch["entropies"] = torch.tensor(draw.integers(1, 24, (N, L)) / 8, dtype=torch.float32)
-    batch["advantages"] = torch.tensor(draw.integers(-16, 16, (N, L)) / 8, dtype=torch.float32)
-    for name in ("rm_scores", "difficulty", "limr_score", "rollout_step"):
-        top = 5 if name == "rollout_step" else 9
-        batch[name] = torch.tensor(draw.integers(0, top, N) / (1 if top == 5 else 8), dtype=torch.float32)
-    batch["rollout_is_weights"] = torch.tensor(draw.integers(1, 9, (N, L)) / 8, dtype=torch.float32)
-    return batch | {"uid": ["a", "b"] * (N // 2), "domain": (["code", "logic", "math"] * N)[:N]}
-
-
-UIDS: dict[str, Any] = {
-    "tuples": [("a",), ("b", 1)] * (N // 2),
-    "bytes": [b"a", b"b"] * (N // 2),
-    "texts": np.array(["a", "b"] * (N // 2)),
-    "objects": np.array(["a", "b"] * (N // 2), dtype=object),
-    "mixed": ["a", 3] * (N // 2),
-    "odd": [2.5, "ü/\n"] * (N // 2),
-    "floats": torch.tensor([1.0, 2.0] * (N // 2)),
-    "big": [2**200, -(2**200)] * (N // 2),
-    "unsigned": np.array([2**63, 2**63 + 1] * (N // 2), dtype=">u8"),
-    "unsigned tensor": torch.tensor([3, 4] * (N // 2)).to(torch.uint64),
-    **{form: ARRAYS[form](np.array([7, 9] * (N // 2))) for form in ARRAYS},
-}
-NUMERIC = [name for name in plain_batch(0) if name not in ("uid", "domain")]
 
 
 @st.composite

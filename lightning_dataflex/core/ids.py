@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.numbers import dense
+from lightning_dataflex.functional.choices import shown
+
+MOST_BITS = 10_000
+"""Of a number that is an id: Python writes no text of one with many more."""
 
 
 def stable_ids(values: Any, name: str = "uid") -> Tensor:
@@ -41,7 +45,7 @@ def stable_ids(values: Any, name: str = "uid") -> Tensor:
         items = [item.item() if isinstance(item, Tensor) and item.dim() == 0 else item for item in items]
     try:
         distinct = dict.fromkeys(items, 0)
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         raise ValueError(f"{name} holds values that cannot be compared: {error}. Use strings or ints.") from error
     if None in distinct:
         raise ValueError(f"{name} of sample {items.index(None)} is None. Give every sample the id of its group.")
@@ -62,12 +66,14 @@ def _plain(item: Any, name: str) -> Any:
         item = item.item()
     if isinstance(item, bool) or (isinstance(item, float) and item.is_integer()):
         return int(item)
+    if isinstance(item, int) and item.bit_length() > MOST_BITS:
+        raise ValueError(f"{name} holds a number of {item.bit_length()} bits. Use shorter ones, or texts.")
     if isinstance(item, tuple):
         return tuple(_plain(each, name) for each in item)
     if isinstance(item, frozenset):
         return frozenset, sorted(repr(_plain(each, name)) for each in item)
     if type(item).__repr__ is object.__repr__:
-        raise ValueError(f"{name} holds {item!r}, which has another text on every rank. Use strings or ints.")
+        raise ValueError(f"{name} holds {shown(item)}, which has another text on every rank. Use strings or ints.")
     return item
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from lightning_dataflex.functional.choices import check_choice
 
 FloorMethod = Literal["water_filling", "mixture"]
 
@@ -84,8 +86,7 @@ def check_floor(floor: float, num_domains: int) -> None:
 
 def check_method(method: str) -> None:
     """Raise a ValueError for a name that is no `FloorMethod`."""
-    if method not in get_args(FloorMethod):
-        raise ValueError(f"floor_by is {method!r}. Use one of {', '.join(get_args(FloorMethod))}.")
+    check_choice("floor_by", method, FloorMethod)
 
 
 def matched(saved: Mapping[str, float], domains: Sequence[str]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from lightning_dataflex.core.domains import DomainSums, check_names
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import mixing
-from lightning_dataflex.functional.choices import shown
+from lightning_dataflex.functional.choices import check_choice, shown
 from lightning_dataflex.functional.proportions import FloorMethod, check_floor, floored
 from lightning_dataflex.mixers.base import Floored
 
@@ -45,8 +45,7 @@ class E2H(Mixer):
         floor: float | None = None,
         total_steps: int | None = None,
     ) -> None:
-        if schedule not in ("gaussian", "cosine"):
-            raise ValueError(f"schedule is {schedule!r}. Use gaussian or cosine.")
+        check_choice("schedule", schedule, Literal["gaussian", "cosine"])
         if total_steps is not None:
             check_whole("total_steps", total_steps, 1)
         self.needs_progress = total_steps is None

@@ -15,6 +15,7 @@ from lightning_dataflex.core.ids import stable_ids
 from lightning_dataflex.core.registry import register_reweighter
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional import shaping, weighting
+from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.functional.weighting import FLOAT_MAX
 
 
@@ -180,7 +181,7 @@ class DomainWeight(Reweighter):
     def __init__(self, weights: dict[str, float], default: float = 1.0, normalize: Normalize = "tokens") -> None:
         super().__init__(normalize)
         if not isinstance(weights, dict) or not weights:
-            raise ValueError(f"weights is {weights!r}. Give a mapping of domains to numbers.")
+            raise ValueError(f"weights is {shown(weights)}. Give a mapping of domains to numbers.")
         for name, weight in {**weights, "default": default}.items():
             check_range(f"the weight of {name}", weight, 0, FLOAT_MAX)
         self.weights, self.default = dict(weights), default

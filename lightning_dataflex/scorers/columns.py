@@ -10,7 +10,7 @@ from lightning_dataflex.core.global_batch import ONE_MEANING
 from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.choices import check_choice, shown
 from lightning_dataflex.functional.tokens import token_mean
 
 
@@ -60,7 +60,7 @@ class Metadata(Scorer):
         check_choice("granularity", granularity, Literal["response", "prompt"])
         self.granularity = granularity
         if not isinstance(column, str) or not column:
-            raise ValueError(f"column is {column!r}. Give the name of a field of the batch.")
+            raise ValueError(f"column is {shown(column)}. Give the name of a field of the batch.")
         self.column = column
         self.requires = (column, "response_mask")
 

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_dataflex.core.checks import check_range
+from lightning_dataflex.core.checks import check_range, is_whole
 from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional import scoring
+from lightning_dataflex.functional.choices import shown
 
 
 @register_scorer("outcome")
@@ -139,8 +140,8 @@ class _Spread(_OfGroups):
 
     def __init__(self, correction: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if correction not in (0, 1):
-            raise ValueError(f"correction is {correction!r}. Use 0 for the population's variance, 1 for the sample's.")
+        if not is_whole(correction) or correction not in (0, 1):
+            raise ValueError(f"correction is {shown(correction)}. Use 0 for the population's variance, or 1.")
         self.correction: Any = correction
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:

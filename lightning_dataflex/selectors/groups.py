@@ -42,8 +42,7 @@ class _WithinGroups(Selector):
     eps: float
 
     def __init__(self, advantages: Advantages = "subset") -> None:
-        if advantages not in ("subset", "group"):
-            raise ValueError(f"advantages is {advantages!r}. Use subset or group.")
+        check_choice("advantages", advantages, Advantages)
         self.changes_advantages = advantages == "subset"
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
@@ -187,8 +186,7 @@ class CPPO(Selector):
         check_range("pruning_rate", pruning_rate, 0, 1)
         if pruning_rate == 1:
             raise ValueError("pruning_rate is 1: nothing would be left. Give less.")
-        if within not in ("group", "batch"):
-            raise ValueError(f"within is {within!r}. Use group or batch.")
+        check_choice("within", within, Literal["group", "batch"])
         self.pruning_rate, self.within = pruning_rate, within
         self.needs_groups = within == "group"
         self.requires = ("uid",) if self.needs_groups else ()
