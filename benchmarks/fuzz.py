@@ -35,7 +35,7 @@ class Counting:
     tried: dict[str, int] = {}
 
     def pytest_sessionfinish(self) -> None:
-        from tests.test_hostile import TRIED
+        from tests.hostile import TRIED
 
         self.tried = dict(TRIED)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import datetime
 import functools
 import re
@@ -16,6 +17,8 @@ import torch
 from hypothesis import strategies as st
 
 NAN, INF = float("nan"), float("inf")
+TRIED: collections.Counter[str] = collections.Counter()
+"""Inputs that were tried, by kind."""
 
 
 class Nasty:

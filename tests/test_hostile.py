@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
 import sys
@@ -38,12 +37,11 @@ from lightning_dataflex.core.scorer import METRIC_OPTIONS
 from lightning_dataflex.mount import LossMount, PointMount
 from tests.blocks import PAIRS, blocks
 from tests.clothes import ARRAYS, BOOLS, FLOATS, NUMERIC, UIDS, WHOLE, clothed, plain_batch, wrong
-from tests.hostile import NAN, check_ours
+from tests.hostile import NAN, TRIED, check_ours
 from tests.laws import PARAMS, pipeline_of
 
 EXAMPLES = int(os.environ.get("DATAFLEX_FUZZ_EXAMPLES", "0"))
 """Inputs to try for each property; a few that are always the same without it."""
-TRIED: collections.Counter[str] = collections.Counter()
 fuzzed = settings(
     max_examples=EXAMPLES or 150,
     derandomize=not EXAMPLES,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from jsonargparse import ArgumentError, ArgumentParser
+from jsonargparse import ArgumentParser
 
 from lightning_dataflex.core.actuator import Mixer, Reweighter, Selector
 from lightning_dataflex.core.checks import check_nesting
@@ -221,7 +221,7 @@ def _typed(parameter: inspect.Parameter, value: Any, title: str) -> Any:
         if isinstance(value, NEVER_MEANT) or (value is None and type(None) not in get_args(parameter.annotation)):
             raise TypeError("jsonargparse takes it for something else")
         return parser.parse_object({parameter.name: _unshared(value)})[parameter.name]
-    except (ArgumentError, ArithmeticError, TypeError, ValueError) as error:
+    except Exception as error:  # that of jsonargparse, or of the value itself when it is looked at
         expected = inspect.formatannotation(parameter.annotation)
         raise ValueError(
             f"{parameter.name} of the {title} is {shown(value)}. It must be of type {expected}."

@@ -38,7 +38,7 @@ class ThresholdBand(Selector):
 
     def __init__(self, low: float = 0.0, high: float = 1.0, closed: bool = False) -> None:
         for name, end in (("low", low), ("high", high)):
-            if not is_number(end) and end not in (-math.inf, math.inf):
+            if not is_number(end) and not (isinstance(end, float) and math.isinf(end)):
                 raise ValueError(f"{name} is {shown(end)}. Give a number; an infinite one leaves that end open.")
         if not low < high and not (closed and low == high):
             raise ValueError(f"low is {low} and high is {high}: no score lies between. Give a low below high.")
