@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_dataflex import RLEP, DataFlexCallback
 from tests import flowing
-from tests.killing_cases import CASES, Mixtures
+from tests.killing_cases import CASES, Mixtures, Rules
 from tests.launch import free_port
 
 SECONDS = 90
@@ -84,11 +84,12 @@ class Diary(Callback):
         came = {name: getattr(module, name)[-1] for name in notes if hasattr(module, name)}
         # How far a loader has drawn ahead is its own affair.
         logged = {k: float(v) for k, v in trainer.logged_metrics.items() if not k.endswith("lag")}
+        decisions = [*self.decisions, *getattr(module, "decided", [[]])[-1]]
         loss = float(outputs["loss"])
-        self._write((trainer.current_epoch, batch_idx), [flowing.as_lists(came), logged, self.decisions, loss])
+        self._write((trainer.current_epoch, batch_idx), [flowing.as_lists(came), logged, decisions, loss])
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        states = [c.state_dict() for c in trainer.callbacks if isinstance(c, (DataFlexCallback, Mixtures, RLEP))]
+        states = [c.state_dict() for c in trainer.callbacks if isinstance(c, (DataFlexCallback, Mixtures, RLEP, Rules))]
         parameters = [p.tolist() for p in module.parameters()]
         self._write("end", [trainer.global_step, parameters, flowing.as_lists(states)])
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lightning_dataflex import RLEP, DataFlexCallback, DataFlexPoint, components
+from lightning_dataflex import RLEP, DataFlexCallback, DataFlexPoint, Pipeline, components
 from lightning_dataflex.core.mixture import Mixture
-from lightning_dataflex.core.registry import init_parameters, registered_name
+from lightning_dataflex.core.registry import registered_name
 from tests import flowing, mixing
-from tests.laws import PARAMS, a_batch, built, pairs, scorer_of
+from tests.laws import PARAMS, a_batch, pairs, pipeline_of
 
 
 class Batches(LightningModule):
@@ -39,34 +39,47 @@ class Batches(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.1)
 
 
-def every_rule() -> list[Callback]:
-    """Each scorer and each actuator on samples; some that remember change the batch, the others only decide."""
+def remembering() -> list[Callback]:
+    """Callbacks whose rules remember, as parts of others too."""
     level = {"name": "ema", "params": {"scorer": {"name": "metadata", "params": {"column": "difficulty"}}}}
     easy = {"scorer": level, "selector": {"name": "threshold_band", "params": {"low": 0.1, "high": 2.0}}}
     adaptive = {"name": "gfpo", "params": {"k_by_difficulty": [4, 3, 2, 1], "advantages": "group"}}
     mean = {"name": "weighted_sum", "params": {"scorers": [level, "group_std"]}}
     either = {"name": "any_of", "params": {"selectors": [adaptive, easy]}}
-    acting = [
-        DataFlexCallback("reweight", mean, "softmax", label="average"),
-        DataFlexCallback("select", "outcome", either, label="either"),
-    ]
-    kinds = {"selector": "select", "reweighter": "reweight"}
-    others: list[Callback] = []
-    seen: set[tuple[str, str]] = set()
-    for each in pairs(*kinds):
-        scorer, kind, name = each.values
-        if {("scorer", scorer), (kind, name)} <= seen:
-            continue
-        seen |= {("scorer", scorer), (kind, name)}
-        # Of those that change advantages a batch has room for one.
-        options = {"advantages": "group"} if "advantages" in init_parameters(components(kind)[name]) else {}
-        rule = built(kind, name, **options)
-        others.append(DataFlexCallback(kinds[kind], scorer_of(scorer), rule, label=each.id, enforce=False))
-    return acting + others
+    return [DataFlexCallback("reweight", mean, "softmax"), DataFlexCallback("select", "outcome", either)]
+
+
+class Rules(Callback):
+    """Each scorer and each actuator on the same samples, beside the callbacks that act."""
+
+    def __init__(self) -> None:
+        self.pipelines: dict[str, Pipeline] = {}
+        seen: set[tuple[str, str]] = set()
+        for each in pairs("selector", "reweighter"):
+            scorer, kind, name = each.values
+            if not {("scorer", scorer), (kind, name)} <= seen:
+                seen |= {("scorer", scorer), (kind, name)}
+                self.pipelines[str(each.id)] = pipeline_of(scorer, kind, name)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        pl_module.decided = []
+        pl_module.dataflex.register_forward_pre_hook(functools.partial(self._decide, pl_module))
+
+    def _decide(self, module: Any, point: Any, args: tuple[Any]) -> None:
+        step = 6 * module.current_epoch + module.trainer.fit_loop.batch_idx
+        decisions = [pipeline.decide(*args, step, progress=step / 12) for pipeline in self.pipelines.values()]
+        module.decided.append([[each.scores.tolist(), each.weights.tolist()] for each in decisions])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: pipeline.state_dict() for name, pipeline in self.pipelines.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, pipeline in self.pipelines.items():
+            pipeline.load_state_dict(state[name])
 
 
 def _rules(world: int, folder: Path) -> tuple[Any, ...]:
-    return Batches(), every_rule(), DataLoader(range(6)), {"max_steps": 4}
+    return Batches(), [*remembering(), Rules()], DataLoader(range(6)), {"max_steps": 4}
 
 
 class Mixtures(Callback):

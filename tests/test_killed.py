@@ -56,8 +56,9 @@ def test_one_rank_goes_on_as_two_would_have(case: str, folders: tuple[Path, Path
         )
         assert rows == rows_1
         assert logged == pytest.approx(logged_1, rel=1e-6, abs=1e-6, nan_ok=True)
-        for weights, weights_1 in zip(decisions, decisions_1, strict=True):
-            np.testing.assert_allclose(weights, weights_1, atol=1e-6)
+        for one, other in zip(decisions, decisions_1, strict=True):
+            for part, other_part in zip(one, other, strict=True):
+                np.testing.assert_allclose(part, other_part, atol=1e-6)
 
 
 def test_one_rank_takes_up_what_waits_of_two_and_begins_the_epoch_anew(folders: tuple[Path, Path]) -> None:
