@@ -53,7 +53,7 @@ def mean_over_ranks(value: Tensor, group: Group = None, what: str = "a mean") ->
     """
     if num_ranks(group) == 1:
         return value
-    total = value.detach().to(_wire(value.device, group), torch.float64, copy=True)
+    total = value.detach().to(wire(value.device, group), torch.float64, copy=True)
     with _among_ranks(what):
         dist.all_reduce(total, group=group)
     return (total / num_ranks(group)).to(value)
@@ -93,7 +93,7 @@ def exchanged(
     except Exception as error:
         failure = error
         block = packed({}, 0, error=f"{type(error).__name__}: {error}")
-    block = block.to(_wire(device, group))
+    block = block.to(wire(device, group))
     sizes = _all_gather(ends(block)[None], group, what).tolist()
     padded = block.new_zeros(max(total for _, total in sizes))
     padded[: len(block)] = block
@@ -131,8 +131,15 @@ def _among_ranks(what: str) -> Iterator[None]:
         ) from error
 
 
-def _wire(device: torch.device, group: Group) -> torch.device:
-    """Where a tensor of this device has to be for the group's backend to take it."""
+def wire(device: torch.device, group: Group) -> torch.device:
+    """Where a tensor of this device has to be for the group's backend to take it.
+
+    Example:
+        >>> wire(torch.device("cpu"), None)
+        device(type='cpu')
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return device
     backend = dist.get_backend(group)
     if backend == "nccl":
         return device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())

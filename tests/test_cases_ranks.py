@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
@@ -104,15 +105,23 @@ def test_R057_a_rank_that_has_seen_nothing_gathers_what_the_other_has_seen() -> 
     assert processes(2).run(collected, [[1, 2], []]) == [[1, 2]] * 2
 
 
-def test_R058_what_is_collected_may_lie_in_main_memory() -> None:
-    def scored(**options: Any) -> list[float]:
-        scorer = build("scorer", "metadata", column="num_visits", **options)
-        for number in (1, 2):
-            scorer.update({"num_visits": torch.tensor([number]), "response_mask": torch.ones(1, 1)})
-        assert all(rows.device.type == "cpu" for rows in scorer.rows)
-        return scorer.compute().tolist()
+def test_R058_states_in_main_memory_are_gathered_where_the_backend_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = build("scorer", "metadata", column="num_visits", compute_on_cpu=True)
+    for number in (1, 2):
+        scorer.update({"num_visits": torch.tensor([number]), "response_mask": torch.ones(1, 1)})
+    kept, devices = torch.cat(scorer.rows), []
+    assert kept.device.type == "cpu"
 
-    assert scored(compute_on_cpu=True) == scored() == [1, 2]
+    def gather(state: Tensor, group: Any = None) -> list[Tensor]:
+        devices.append(state.device.type)
+        return [kept if state.dtype == torch.uint8 else torch.tensor(0)]
+
+    # A device that is there on every machine stands for the one that NCCL would have.
+    monkeypatch.setattr("lightning_dataflex.core.scorer.wire", lambda device, group: torch.device("meta"))
+    scorer.sync(gather, distributed_available=lambda: True)
+    assert devices == ["meta"] * 2
+    assert scorer.rows.device.type == "cpu"
+    assert scorer.compute().tolist() == [1, 2]
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

@@ -11,12 +11,14 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_dataflex.core.global_batch import telling_columns
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.tidy import TidyBatch, fields_screened, placed, scorable
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.packing import joined, packed, unpacked
+from lightning_dataflex.sync import wire
 
 Timing = Literal["pre_rollout", "post_reward", "post_advantage", "in_loss"]
 Granularity = Literal["domain", "prompt", "response", "token"]
@@ -169,11 +171,16 @@ class Scorer(Metric):
         super().unsync(should_unsync)
         self._computed = None
 
-    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
+    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
         if not self.rows:
             # Every rank gathers the same type of tensor, one that has seen nothing included.
             self.rows = [packed({}, 0).to(self.device)]
-        super()._sync_dist(*args, **kwargs)
+
+        def gathered(state: Tensor, group: Any = None) -> list[Tensor]:
+            # NCCL takes nothing from main memory, where a metric may keep its states.
+            return [each.to(state.device) for each in dist_sync_fn(state.to(wire(state.device, group)), group=group)]
+
+        super()._sync_dist(gathered, process_group=process_group)
 
 
 def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:

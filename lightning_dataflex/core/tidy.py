@@ -51,7 +51,7 @@ class TidyBatch(RolloutBatch):
             # Ids of several types cannot be sorted, as `np.unique` does.
             value = self._whole.group_ids.cpu().numpy()
         table = as_tensor(value)
-        if isinstance(table, Tensor) and table.is_floating_point() and mask is not None and table.shape == mask.shape:
+        if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape and name != "response_mask":
             value = torch.where(mask.to(table.device), table, torch.zeros((), dtype=table.dtype, device=table.device))
         if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
