@@ -58,8 +58,31 @@ WAVE = 40
 """So many tests run before the files of all others are imported."""
 SLOW = 3.0
 """Seconds from which on a test is not run."""
-REPLACED = ["Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Div", "Mod_FloorDiv", "Pow_Mul", "BitOr_BitAnd", "BitAnd_BitOr"]
-COMPARED = ["Eq_NotEq", "NotEq_Eq", "Lt_LtE", "Lt_Gt", "LtE_Lt", "LtE_GtE", "Gt_GtE", "Gt_Lt", "GtE_Gt", "GtE_LtE", "Is_IsNot", "IsNot_Is"]
+REPLACED = [
+    "Add_Sub",
+    "Sub_Add",
+    "Mul_Div",
+    "Div_Mul",
+    "FloorDiv_Div",
+    "Mod_FloorDiv",
+    "Pow_Mul",
+    "BitOr_BitAnd",
+    "BitAnd_BitOr",
+]
+COMPARED = [
+    "Eq_NotEq",
+    "NotEq_Eq",
+    "Lt_LtE",
+    "Lt_Gt",
+    "LtE_Lt",
+    "LtE_GtE",
+    "Gt_GtE",
+    "Gt_Lt",
+    "GtE_Gt",
+    "GtE_LtE",
+    "Is_IsNot",
+    "IsNot_Is",
+]
 OPERATORS = [
     *(f"ReplaceBinaryOperator_{name}" for name in REPLACED),
     *(f"ReplaceComparisonOperator_{name}" for name in COMPARED),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.checks import check_whole
-from lightning_dataflex.functional.groups import TOLERANCE, group_index, group_mean, group_size, group_spread, group_sum
+from lightning_dataflex.functional.groups import group_differs, group_index, group_mean, group_size, group_sum
 from lightning_dataflex.functional.scoring import is_solved
 
 
@@ -53,7 +53,7 @@ class Visits:
             num=group_size(group, num_groups, everyone),
             rewards=group_mean(outcomes, group, num_groups, everyone),
             solved=group_sum(solved, group, num_groups, everyone),
-            has_signal=group_spread(outcomes, group, num_groups, everyone) > TOLERANCE,
+            has_signal=group_differs(outcomes, group, num_groups, everyone),
         )
 
 

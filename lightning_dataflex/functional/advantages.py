@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_dataflex.functional.groups import TOLERANCE, group_index, group_mean, group_size, group_spread, group_std
+from lightning_dataflex.functional.groups import group_differs, group_index, group_mean, group_size, group_std
 
 
 def grpo_advantages(
@@ -48,7 +48,7 @@ def grpo_advantages(
     if scale:
         std = group_std(outcomes, group, num_groups, valid, correction=correction)
         centred = centred / (std[group] + eps)
-    signal = group_spread(outcomes, group, num_groups, valid)[group] > TOLERANCE
+    signal = group_differs(outcomes, group, num_groups, valid)[group]
     return _result(torch.where(valid & signal, centred, 0.0), outcomes)
 
 
@@ -68,9 +68,9 @@ def rloo_advantages(outcomes: Tensor, ids: Tensor, *, valid: Tensor | None = Non
     group, num_groups = group_index(ids)
     size = group_size(group, num_groups, valid)[group]
     mean = group_mean(outcomes, group, num_groups, valid)[group]
-    spread = group_spread(outcomes, group, num_groups, valid)[group]
+    signal = group_differs(outcomes, group, num_groups, valid)[group]
     left_out = (outcomes.double() - mean) * size / (size - 1)
-    return _result(torch.where(valid & (spread > TOLERANCE), left_out, 0.0), outcomes)
+    return _result(torch.where(valid & signal, left_out, 0.0), outcomes)
 
 
 def group_advantages(outcomes: Tensor, ids: Tensor, estimator: str | None) -> Tensor:
@@ -117,7 +117,7 @@ def reinforce_advantages(
     whole = torch.zeros_like(values, dtype=torch.int64)
     centred = values - group_mean(values, whole, 1, valid)
     scaled = centred / (group_std(values, whole, 1, valid) + eps)
-    signal = group_spread(values, whole, 1, valid) > TOLERANCE
+    signal = group_differs(outcomes, *((whole, 1) if ids is None else (group, num_groups)), valid).any()
     return _result(torch.where(valid & signal, scaled, 0.0), outcomes)
 
 

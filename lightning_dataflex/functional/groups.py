@@ -82,8 +82,7 @@ def group_std(values: Tensor, group: Tensor, num_groups: int, valid: Tensor, *, 
 def group_spread(values: Tensor, group: Tensor, num_groups: int, valid: Tensor) -> Tensor:
     """Largest minus smallest valid value of each group, float64 (num_groups,); 0 for an empty group.
 
-    A group whose spread is at most `TOLERANCE` carries no signal. The spread is exact where a standard
-    deviation is not: that of three rewards of 0.1 is 1.4e-17.
+    The spread is exact where a standard deviation is not: that of three rewards of 0.1 is 1.4e-17.
 
     Example:
         >>> group_spread(torch.tensor([0.1, 0.1, 0.1]), torch.tensor([0, 0, 0]), 1, torch.tensor([True] * 3))
@@ -95,6 +94,22 @@ def group_spread(values: Tensor, group: Tensor, num_groups: int, valid: Tensor) 
     high.scatter_reduce_(0, group, torch.where(valid, exact, -torch.inf), "amax")
     low.scatter_reduce_(0, group, torch.where(valid, exact, torch.inf), "amin")
     return torch.where(high >= low, high - low, 0.0)
+
+
+def group_differs(values: Tensor, group: Tensor, num_groups: int, valid: Tensor) -> Tensor:
+    """Whether the valid values of each group are not all the same number, (num_groups,) bool: whether it has a signal.
+
+    They differ when their spread is more than `TOLERANCE`, or that share of the largest where it is above 1: sums of
+    the same parts in another order are equal but for the rounding of their size.
+
+    Example:
+        >>> rewards = torch.tensor([0.1, 0.1, 1.0, 0.0, 100.40000153, 100.40000916])
+        >>> group_differs(rewards, torch.tensor([0, 0, 1, 1, 2, 2]), 3, torch.tensor([True] * 6))
+        tensor([False,  True, False])
+    """
+    size = torch.where(valid, values.double().abs(), 0.0)
+    largest = size.new_ones(num_groups).scatter_reduce_(0, group, size, "amax")
+    return group_spread(values, group, num_groups, valid) > TOLERANCE * largest
 
 
 def group_rank(values: Tensor, group: Tensor, *, descending: bool = False) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.choices import check_choice
-from lightning_dataflex.functional.groups import TOLERANCE, group_mean, group_spread, group_std
+from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_mean, group_std
 from lightning_dataflex.functional.tokens import as_float
 
 TokenReduction = Literal["mean", "sum", "max"]
@@ -120,7 +120,7 @@ def no_signal(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
         >>> no_signal(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1]), 2)
         tensor([ True, False])
     """
-    return group_spread(outcomes, group, num_groups, torch.isfinite(outcomes)) <= TOLERANCE
+    return ~group_differs(outcomes, group, num_groups, torch.isfinite(outcomes))
 
 
 def advantage_magnitude(

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.choices import check_choice
-from lightning_dataflex.functional.groups import TOLERANCE, group_mean, group_rank, group_spread
+from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_mean, group_rank
 from lightning_dataflex.functional.selection import share
 
 Shares = Literal["linear", "softmax"]
 
 
 def mixed_groups(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """The groups whose scores are not all equal: max - min > 1e-6 over those that are numbers.
+    """The groups whose scores are not all equal: see `group_differs`; NaN is none.
 
     Source: dynamic sampling of DAPO, Yu et al. 2025, arXiv:2503.14476, equation 11: 0 < correct < G.
 
@@ -30,7 +30,7 @@ def mixed_groups(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
         tensor([False, False, False,  True,  True])
     """
     valid = ~scores.isnan()
-    return valid & (group_spread(scores, group, num_groups, valid) > TOLERANCE)[group]
+    return valid & group_differs(scores, group, num_groups, valid)[group]
 
 
 def top_groups(scores: Tensor, group: Tensor, num_groups: int, fraction: float) -> Tensor:
