@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from examples.rlhf.batches import micro_batches, minibatches, num_micro_batches, sliced
 from lightning_dataflex import Pipeline, RolloutBatch, build, components
+from lightning_dataflex.core.domains import DomainStats, DomainSums
 from lightning_dataflex.core.samples import Layout, compacted, taken
 from lightning_dataflex.core.summary import merged
 from lightning_dataflex.functional.loss import loss_denominator, policy_loss
@@ -197,7 +198,28 @@ def test_kind_metrics_numbers_of_a_step_are_those_of_its_samples_however_it_was_
     share = (keep * lengths).sum() / lengths.sum()
     want = {
         "kept_frac": keep.mean(), "n_nan": 1, "reward_all": np.nanmean(rewards), "ess": keep.sum(),
-        "weight_mean": share, "reward_kept": rewards[keep].mean() if keep.any() else 0.0, "weight_std": np.sqrt(share * (1 - share)),
+        "weight_mean": share, "weight_std": np.sqrt(share * (1 - share)),
+        "reward_kept": rewards[keep].mean() if keep.any() else 0.0,
         "frac_zero_std": 1.0, "dropped_nan": 1, "dropped_rule": 0,
     }  # fmt: skip
     assert {name: got[name] for name in want} == pytest.approx(want, abs=1e-5)
+
+
+@given(st.lists(st.lists(st.sampled_from([NAN, 0.0, 0.5, 2.0]), min_size=3, max_size=3), min_size=1, max_size=30))
+@some
+def test_kind_metrics_a_window_forgets_and_a_mean_is_of_samples(steps: Any) -> None:
+    stats, window = DomainStats(list("abc"), 5), 5
+    seen: list[list[float]] = [[], [], []]
+    for step, scores in enumerate(steps):
+        # As many samples as the number of the step says.
+        num = 1 + step % 3
+        stats.add(step, DomainSums.of(torch.tensor(scores * num), torch.arange(3).repeat(num), 3))
+        for domain, score in enumerate(scores):
+            seen[domain] += [] if np.isnan(score) else [(score, num)]  # type: ignore[list-item]
+    for domain, of in enumerate(seen):
+        values = [score for score, num in of[-window:] for _ in range(num)]  # type: ignore[misc]
+        assert len(stats.history["abc"[domain]]) <= window
+        if values:
+            assert float(stats.mean[domain]) == pytest.approx(np.mean(values))
+            assert float(stats.variance[domain]) == pytest.approx(np.var(values), abs=1e-9)
+        assert stats.count[domain] == sum(num for _, num in of)  # type: ignore[misc]
