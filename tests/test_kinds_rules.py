@@ -106,7 +106,7 @@ def test_kind_numeric_limits_half_and_double_decide_as_their_values_in_single_do
         assert torch.allclose(got.weights, want.weights, rtol=near, atol=near), (pair, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
 def test_kind_numeric_limits_rewards_may_be_whole_numbers(dtype: torch.dtype) -> None:
     batch = a_batch(1)
     whole = (batch["rm_scores"] > 0.5).to(dtype)
