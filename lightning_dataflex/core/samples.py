@@ -22,6 +22,9 @@ from lightning_dataflex.core.rollout import ALIASES, FIELDS, RolloutBatch, is_pe
 from lightning_dataflex.packing import Block
 from lightning_dataflex.packing import joined as joined_columns
 
+MOST_NESTED = 32
+"""Mappings within mappings in which there may be fields of samples."""
+
 Columns = dict[str, Any]
 """The fields of a batch that have an entry per sample, by the names that the batch has for them."""
 
@@ -216,10 +219,15 @@ def _check_rows(name: str, value: Any, num_samples: int) -> None:
             )
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
+        if depth == MOST_NESTED:
+            raise ValueError(
+                f"{name[:100]}... is a mapping within {MOST_NESTED} others. Give what is of samples as fields of the "
+                "batch."
+            )
         for key, each in value.items():
-            yield from _leaves(f"{name}.{key}", each)
+            yield from _leaves(f"{name}.{key}", each, depth + 1)
     elif is_per_sample(value):
         yield name, value
 

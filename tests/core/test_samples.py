@@ -213,3 +213,11 @@ def test_padding_counts_nowhere() -> None:
 
 def test_the_columns_of_a_batch_are_named() -> None:
     assert list(per_sample(RolloutBatch(fields() | {"step": 1}), Layout())) == list(fields())
+
+
+def test_a_field_of_endless_mappings_is_refused_and_not_followed():
+    deep: dict = {}
+    for _ in range(5000):
+        deep = {"inner": deep}
+    with pytest.raises(ValueError, match="^extra.inner.* is a mapping within 32 others. Give what is of samples as"):
+        per_sample(RolloutBatch({"uid": [0, 1], "extra": deep}), Layout.of())
