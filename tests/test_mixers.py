@@ -268,6 +268,15 @@ def test_domains_that_are_absent_are_absent_and_nan_is_no_data():
     assert np.isnan(mixture.metrics["score_c"])
 
 
+def test_a_score_of_tokens_is_a_sample_by_its_mean():
+    block = {"mechanism": "mix", "scorer": "token_prob", "actuator": Given([0.5, 0.5]), "domains": ["a", "b"]}
+    probs, mask = torch.tensor([[0.1, 0.3, 0.8], [0.5, NAN, NAN]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    mixture = Mixture.from_config(block)
+    mixture.observe({"domain": ["a", "b"], "old_log_probs": probs.log(), "response_mask": mask})
+    mixture.end_step(0)
+    assert mixture.stats.mean.tolist() == pytest.approx([0.4, 0.5])
+
+
 def test_warm_up_and_update_steps():
     block = {
         "mechanism": "mix",
@@ -357,6 +366,10 @@ class Given(Mixer):
 
     def act(self, scores, batch, **ctx):
         return self.shares
+
+
+def test_before_the_first_step_no_domain_is_stale():
+    assert DomainStats(["a", "b"]).staleness.tolist() == [0, 0]
 
 
 def test_sums_of_two_batches_are_those_of_both():

@@ -155,7 +155,7 @@ def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
         tensor([ True, False,  True])
     """
     eligible = ~scores.isnan()
-    size = torch.bincount(group[eligible], minlength=int(group.max()) + 1 if len(group) else 0)
+    size = torch.bincount(group[eligible], minlength=len(group))
     num_pruned = (size.double() * rate + TOLERANCE).floor().long()
     num_kept = torch.maximum(size - num_pruned, size.clamp(max=1))
     return group_top_k(scores, group, num_kept[group], valid=eligible)
@@ -204,18 +204,18 @@ def _num_low(values: Tensor, group: Tensor, rank: Tensor, size: Tensor, num_kept
     centred = ordered - ordered[start + size // 2][owner_group]
     spread = (ordered[end - 1] - ordered[start])[owner_group]
     centred = torch.where(spread > 0, centred / spread, 0.0)
-    sums = torch.nn.functional.pad(centred.cumsum(0), (1, 0))
-    squares = torch.nn.functional.pad(centred.square().cumsum(0), (1, 0))
 
     candidates = num_kept + 1
     owner = torch.repeat_interleave(torch.arange(len(size), device=size.device), candidates)
     low = torch.arange(len(owner), device=size.device) - (candidates.cumsum(0) - candidates)[owner]
     n = num_kept[owner]
 
-    def ends(prefix: Tensor) -> Tensor:
-        return prefix[(start[owner] + low)] - prefix[start[owner]] + prefix[end[owner]] - prefix[end[owner] - (n - low)]
+    def mean(x: Tensor) -> Tensor:
+        prefix = torch.nn.functional.pad(x.cumsum(0), (1, 0))
+        ends = prefix[start[owner] + low] - prefix[start[owner]] + prefix[end[owner]] - prefix[end[owner] - (n - low)]
+        return ends / n
 
-    variance = ends(squares) / n - (ends(sums) / n).square()
+    variance = mean(centred.square()) - mean(centred).square()
     best = variance.new_full((len(size),), -math.inf).scatter_reduce_(0, owner, variance, "amax")
     tied = variance >= best[owner] * (1 - 1e-9)
     return torch.zeros_like(size).scatter_reduce_(0, owner, torch.where(tied, low, 0), "amax")

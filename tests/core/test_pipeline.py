@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_dataflex import Mixer, Pipeline, RolloutBatch, Selector, build
+from lightning_dataflex.core.rows import measure_of
 
 NAN = float("nan")
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
@@ -175,6 +176,27 @@ def test_a_response_without_a_token_is_not_kept_whatever_its_score():
     batch = {"response_mask": torch.tensor([[1, 0], [0, 0], [1, 1]])}
     assert build("selector", "threshold_band").act(torch.tensor([0.5, 0.5, 0.5]), batch) == [0, 2]
     assert build("reweighter", "per_advantage", alpha=1.0).act(torch.tensor([2.0, 9.0, 0.5]), batch)[1] == 0
+
+
+def test_what_stands_in_padding_is_no_score_of_a_token():
+    scores, batch = torch.tensor([[0.9, 0.1, NAN], [0.9, NAN, 0.9]]), {"response_mask": MASK[[2, 2]]}
+    assert Tokens().keep(scores, batch).tolist() == [[True, False, False], [False] * 3]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)],
+)
+@pytest.mark.parametrize("scores", [[NAN, NAN], [NAN, 1.0], [1.0, 1.0]])
+def test_weights_have_one_type_whether_or_not_there_are_scores(scores, dtype, expected):
+    rule = build("reweighter", "per_advantage", alpha=1.0)
+    assert rule.act(torch.tensor(scores, dtype=dtype), {}).dtype == expected
+
+
+def test_an_infinite_advantage_measures_nothing():
+    batch = RolloutBatch({"advantages": torch.tensor([float("inf"), -2.0]), "response_mask": torch.ones(2, 3)})
+    assert measure_of(batch, torch.ones(2), "abs_advantage").tolist() == [0, 6]
+    assert measure_of(batch, torch.ones(2, 3), "abs_advantage").tolist() == [[0] * 3, [2] * 3]
 
 
 def test_missing_scores_are_told_once():

@@ -162,6 +162,21 @@ def test_widths_that_nobody_has_explained_are_refused() -> None:
         joined([a, b], Layout())
 
 
+def test_fields_of_a_mapping_are_joined() -> None:
+    def part(num: int) -> tuple[dict[str, Any], int]:
+        images = {"pixels": torch.full((num, 4), num), "sizes": torch.full((num,), num), "names": ["i"] * num}
+        return {"response_mask": torch.ones(num, num), "images": images}, num
+
+    whole = joined([part(2), part(1)], Layout())["images"]
+    assert whole["pixels"][:, 0].tolist() == whole["sizes"].tolist() == [2, 2, 1]
+    assert whole["names"] == ["i"] * 3
+
+
+def test_layouts_add_up() -> None:
+    both = Layout.of(shared=["a"], token_fields=["x"]) | Layout.of(shared=["b"], token_fields=["y"])
+    assert both == Layout.of(shared=["a", "b"], token_fields=["x", "y"])
+
+
 @pytest.mark.parametrize("kind", ["dict", "TensorDict", "dataclass", "verl", "BatchEncoding"])
 def test_groups_that_were_cut_out_make_the_batch_again(kind: str) -> None:
     source = BATCHES[kind]()

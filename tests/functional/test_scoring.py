@@ -58,6 +58,11 @@ def test_an_advantage_per_sample_stands_for_each_of_its_tokens(reduction, expect
     assert advantage_magnitude(torch.tensor([-2.0, 1.0]), mask, reduction=reduction).tolist() == expected
 
 
+@pytest.mark.parametrize(("reduction", "expected"), [("mean", 2), ("sum", 6), ("max", 3)])
+def test_without_a_mask_every_token_counts(reduction, expected):
+    assert advantage_magnitude(torch.tensor([[1.0, -3.0, 2.0]]), reduction=reduction).tolist() == [expected]
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "max"])
 def test_responses_of_no_tokens_at_all_have_no_magnitude(reduction):
     got = advantage_magnitude(torch.zeros(2, 0), torch.zeros(2, 0), reduction=reduction)

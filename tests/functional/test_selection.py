@@ -109,8 +109,9 @@ def test_max_variance_keeps_the_earlier_of_equal_rewards(rows, fraction):
             assert keep[i] or not keep[j]
 
 
-def test_max_variance_sees_small_differences_between_large_rewards():
-    rewards = torch.tensor([1e6, 1e6 + 1, 1e6 + 2, 1e6 + 8], dtype=torch.float64)
+@pytest.mark.parametrize("size", [1e6, 1e12])
+def test_max_variance_sees_small_differences_between_large_rewards(size):
+    rewards = size + torch.tensor([0, 1, 2, 8], dtype=torch.float64)
     keep = max_variance(rewards, torch.zeros(4).long(), 0.5)
     assert keep.tolist() == [True, False, False, True]
 

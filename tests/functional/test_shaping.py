@@ -29,6 +29,21 @@ def test_odsw_at_the_ends_and_in_the_middle_is_exact(stage, expected):
     assert shaping.stage_weight(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64), stage).tolist() == expected
 
 
+def test_odsw_of_an_unknown_rate_is_zero():
+    assert shaping.stage_weight(torch.tensor([torch.nan]), "hard").tolist() == [0]
+
+
+def test_a_masked_ratio_is_kept_at_the_ends_of_its_band():
+    ratio = torch.tensor([0.8, 2.0, 0.79, 2.01, torch.nan])
+    assert shaping.masked_ratio(ratio, 0.8, 2.0).tolist() == [*ratio[:2].tolist(), 0, 0, 0]
+
+
+def test_entropies_of_zero_share_equally():
+    ones = torch.ones(3, 1, dtype=torch.bool)
+    got = shaping.entropy_share(torch.zeros(3, 1), ones, torch.zeros(3).long(), torch.ones(3).bool(), 0.1)
+    assert got.flatten().tolist() == pytest.approx([1.1] * 3)
+
+
 def test_awr_is_clipped():
     assert shaping.exp_advantage(torch.tensor([0.0] * 99 + [1.0]), temperature=0.1).max() == 20
 

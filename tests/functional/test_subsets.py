@@ -70,6 +70,20 @@ def test_nucleus_groups_are_the_fewest_best_with_that_share(rows, p, shares):
     assert subsets.nucleus_groups(torch.tensor(scores), group, num, p, shares).tolist() == expected
 
 
+def test_a_nucleus_of_scores_without_a_sum():
+    group = torch.arange(3)
+    assert subsets.nucleus_groups(torch.tensor([1.0, torch.inf, 2.0]), group, 3, 0.9).tolist() == [False, True, False]
+    assert not subsets.nucleus_groups(torch.tensor([0.0, 1e-7, 2e-7]), group, 3, 0.9).any()
+    even = subsets.nucleus_groups(torch.tensor([0.0, 1e-7, 2e-7]), group, 3, 0.9, "softmax")
+    assert even.tolist() == [True, True, True]
+
+
+def test_pruning_leaves_one_of_each_group():
+    scores, group = torch.tensor([1.0, 2.0, 0.5, NAN, NAN]), torch.tensor([0, 0, 1, 1, 2])
+    assert subsets.pruned(scores, group, 1.0).tolist() == [False, True, True, False, False]
+    assert subsets.pruned(torch.tensor([]), torch.tensor([], dtype=torch.int64), 0.5).tolist() == []
+
+
 def test_top_tokens_of_all_valid_tokens_are_numpys_quantile():
     rng = np.random.default_rng(0)
     scores, mask = rng.uniform(size=(7, 9)), rng.uniform(size=(7, 9)) < 0.6
@@ -137,6 +151,8 @@ def test_alignment_with_gaps_and_at_its_limits():
     got = scoring.trajectory_alignment(curves, baseline)
     assert got[:2].tolist() == pytest.approx([float(first), 0.0])
     assert got[2].isnan()
+    late = scoring.trajectory_alignment(torch.tensor([[0.1, 0.5, NAN], [0.1, 0.5, 0.5]]), baseline)
+    assert late[0] == late[1] != scoring.trajectory_alignment(torch.tensor([[0.1, 0.5, 0.1]]), baseline)[0]
     # An epoch in which nothing was seen says nothing.
     unseen = scoring.trajectory_alignment(torch.tensor([[0.2, NAN, 0.8], [1.0, NAN, 1.0]], dtype=torch.float64))
     assert unseen.tolist() == pytest.approx([0.0, 0.0])

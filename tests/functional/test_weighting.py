@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_dataflex.functional.weighting import mean_one, power, probability_mix, quantile, quantile_band, softmax
+from lightning_dataflex.functional.weighting import (
+    mean_one,
+    power,
+    probability_mix,
+    quantile,
+    quantile_band,
+    row_means,
+    softmax,
+)
 
 NAN, INF = float("nan"), float("inf")
 NUMBERS = st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=20)
@@ -33,6 +41,12 @@ def test_mean_one_of_token_weights_reads_no_padding_and_no_nan():
     got = mean_one(weights, torch.tensor([[1, 1, 0], [1, 0, 0]]))
     # NaN on a valid token counts as 0, so that three valid tokens share a weight of 6.
     np.testing.assert_allclose(got, [[1, 0, 0], [2, 0, 0]])
+
+
+def test_mean_one_by_a_measure_of_nothing_is_that_over_tokens():
+    weights, tokens = torch.tensor([1.0, 3.0]), torch.tensor([2, 2])
+    assert mean_one(weights, tokens, torch.zeros(2)).tolist() == [0.5, 1.5]
+    assert mean_one(weights, tokens, torch.tensor([0.0, 5.0])).tolist() == pytest.approx([1 / 3, 1])
 
 
 def test_mean_one_keeps_an_infinite_weight_finite():
@@ -72,6 +86,17 @@ def test_quantile_takes_more_values_than_torch_does():
     with pytest.raises(RuntimeError, match="too large"):
         torch.quantile(values.float(), 0.5)
     assert quantile(values.double(), 0.5).item() == (2**24 + 1) / 2
+
+
+def test_quantile_at_a_whole_place_is_the_value_there():
+    place = 0.07 * 100_000
+    assert place > 7_000
+    assert quantile(torch.arange(100_001).double(), 0.07).item() == 7_000
+
+
+def test_a_row_without_a_token_has_a_mean_of_zero():
+    mean, tokens = row_means(torch.tensor([[2.0, 4.0], [9.0, 9.0]]), torch.tensor([[1, 1], [0, 0]]))
+    assert (mean.tolist(), tokens.tolist()) == ([3, 0], [2, 0])
 
 
 @given(NUMBERS, st.sampled_from([(0.25, 0.75), (0.0, 0.5), (0.5, 0.5), (0.0, 1.0)]))
