@@ -117,9 +117,9 @@ def test_a_pool_keeps_the_first_and_no_response_twice(tmp_path: Path):
     assert pool.add(solved(RolloutBatch(rollout({8: [0.0, 1.0]}, 3, 5)), LAYOUT, 0.5)) == 1
     again = solved(RolloutBatch(rollout({8: [0.0, 1.0]}, 3, 5, prompt=6)), LAYOUT, 0.5)
     assert pool.add(again) == 0
-    pool.save(tmp_path / "made" / "pool.pt")
-    loaded = ReplayPool.load(tmp_path / "made" / "pool.pt")
-    assert [p.name for p in (tmp_path / "made").iterdir()] == ["pool.pt"]
+    pool.save(tmp_path / "made" / "anew" / "pool.pt")
+    loaded = ReplayPool.load(tmp_path / "made" / "anew" / "pool.pt")
+    assert [p.name for p in (tmp_path / "made" / "anew").iterdir()] == ["pool.pt"]
     fresh = rollout({7: [0.0, 0.0], 8: [0.0]}, width=2)
     assert as_lists(extended(fresh, loaded)) == as_lists(extended(fresh, pool))
 
