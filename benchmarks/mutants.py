@@ -51,7 +51,7 @@ SLOW = 3.0
 OPERATORS = re.compile(
     r"core/(ReplaceBinaryOperator_(Add_Sub|Sub_Add|Mul_Div|Div_Mul|FloorDiv_Div|Mod_FloorDiv|Pow_Mul|BitOr_BitAnd)"
     r"|ReplaceBinaryOperator_BitAnd_BitOr|ReplaceUnaryOperator_Delete_(Not|USub|Invert)"
-    r"|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|LtE?_(LtE?|GtE?)|GtE?_(LtE?|GtE?)|Is_IsNot|IsNot_Is)"
+    r"|ReplaceComparisonOperator_(Eq_NotEq|NotEq_Eq|Lt_(LtE|Gt)|LtE_(Lt|GtE)|Gt_(GtE|Lt)|GtE_(Gt|LtE)|Is_IsNot|IsNot_Is)"
     r"|Replace(True|False|And|Or|Break|Continue)With\w+|AddNot|ExceptionReplacer|NumberReplacer|RemoveDecorator"
     r"|ZeroIterationForLoop)"
 )

@@ -110,7 +110,7 @@ class Trials:
             def work(mutant: Mutant = mutant, names: list[str] = names) -> int:
                 if not put_in_place(mutant, functions):
                     return ANEW
-                chosen = [items[name] for name in names]
+                chosen = [items[name] for name in names if name in items]
                 for item, following in zip(chosen, [*chosen[1:], None]):
                     item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
                     if session.testsfailed:

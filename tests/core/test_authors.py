@@ -9,6 +9,7 @@ import torch
 
 from lightning_dataflex import build
 from lightning_dataflex.core.actuator import Actuator, Reweighter, Selector
+from lightning_dataflex.core.ids import stable_ids
 from lightning_dataflex.core.registry import components
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.warn import NowAndThen, warn_once
@@ -97,3 +98,10 @@ def test_a_warning_is_said_once_or_every_hundredth_time() -> None:
         "201 such steps",
         "another",
     ]
+
+
+def test_ids_beyond_64_bits_are_ids() -> None:
+    ends, beyond = [-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]
+    ids = stable_ids([*ends, *beyond]).tolist()
+    assert ids[:2] == ends
+    assert len(set(ids)) == 4

@@ -17,7 +17,6 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import ModelOutput
 
 from lightning_dataflex import Pipeline, RolloutBatch, build
-from lightning_dataflex.core.ids import stable_ids
 
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0], [0, 0, 0]])
 REWARDS = torch.tensor([1.0, 0.0, 1.0, 9.0])
@@ -235,13 +234,6 @@ def test_undeclared_entries_of_a_model_output_are_copied():
 def test_a_batch_of_nothing_has_no_samples():
     assert len(RolloutBatch({})) == 0
     assert RolloutBatch({"uid": []}).group_ids.tolist() == []
-
-
-def test_ids_beyond_64_bits_are_ids():
-    ends, beyond = [-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]
-    ids = stable_ids([*ends, *beyond]).tolist()
-    assert ids[:2] == ends
-    assert len(set(ids)) == 4
 
 
 def test_asking_a_defaultdict_adds_nothing():
