@@ -10,6 +10,7 @@ import torch
 
 from lightning_dataflex import Mixer, Pipeline, RolloutBatch, Selector, build
 from lightning_dataflex.core.rows import measure_of
+from lightning_dataflex.core.summary import Summary
 
 NAN = float("nan")
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
@@ -197,6 +198,14 @@ def test_an_infinite_advantage_measures_nothing():
     batch = RolloutBatch({"advantages": torch.tensor([float("inf"), -2.0]), "response_mask": torch.ones(2, 3)})
     assert measure_of(batch, torch.ones(2), "abs_advantage").tolist() == [0, 6]
     assert measure_of(batch, torch.ones(2, 3), "abs_advantage").tolist() == [[0] * 3, [2] * 3]
+
+
+@pytest.mark.parametrize(
+    ("uid", "size", "expected"),
+    [([7, 7, 8, 8], 2, 2), ([7, 7, 7, 7, 8, 8], 2, 2), ([7, 7, 7, 8, 8], 2, None), ([7, 7, 8, 8], None, None)],
+)
+def test_groups_have_a_size_where_all_are_a_multiple_of_it(uid, size, expected):
+    assert Summary({"uid": torch.tensor(uid)}, of_tokens=False).group_size(size) == expected
 
 
 def test_missing_scores_are_told_once():
