@@ -234,5 +234,5 @@ def test_a_field_of_endless_mappings_is_refused_and_not_followed():
     deep: dict = {}
     for _ in range(5000):
         deep = {"inner": deep}
-    with pytest.raises(ValueError, match="^extra.inner.* is a mapping within 32 others. Give what is of samples as"):
+    with pytest.raises(ValueError, match=r"^extra.inner.* is a mapping within 32 others. Give what is of samples as"):
         per_sample(RolloutBatch({"uid": [0, 1], "extra": deep}), Layout.of())
