@@ -265,6 +265,8 @@ class DataFlexCallback(Callback):
         for part in (self._mount, self.deciding, self.steering, self.flow):
             if part is not None:
                 part.detach()
+        if self._reading is not None:
+            self._reading.stop()
         self._mount = self._reading = self._trainer = self.pipeline.process_group = None
 
     def check(self, pl_module: LightningModule) -> None:
@@ -319,7 +321,8 @@ class DataFlexCallback(Callback):
         """Log what was decided. The numbers are those of the global batch: there is nothing to reduce over ranks."""
         self._check_fired(pl_module)
         if self._reading is not None:
-            self._reading.end_step(self.name)
+            nothing = pl_module.automatic_optimization and (not outputs or outputs.get("loss") is None)
+            self._reading.end_step(self.name, has_loss=not nothing)
         assert self._team is not None
         metrics: dict[str, Any] = {}
         batch_size = 1

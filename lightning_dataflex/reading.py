@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo import callback_handler, on_compile_start
 from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -41,9 +42,11 @@ class Watched(Tensor):
             return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        self.was_read = True
         return copy.deepcopy(self.as_subclass(Tensor), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self.was_read = True
         return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
 
@@ -63,6 +66,8 @@ class FirstReading:
         """The weights, such that it shows whether they are read."""
         if self._is_over or type(weights) is not Tensor:
             return weights
+        if not self._given:
+            on_compile_start(self._let_go)
         self._given.append(weights.as_subclass(Watched))
         return self._given[-1]
 
@@ -73,14 +78,33 @@ class FirstReading:
         rollout = RolloutBatch.of(batch, fields)
         return rollout.replaced({self.key: self.watched(rollout[self.key])}) if self.key in rollout else batch
 
-    def end_step(self, name: str) -> None:
-        """The training step is over: warn of weights that nobody has read."""
+    def end_step(self, name: str, *, has_loss: bool = True) -> None:
+        """The training step is over: warn of weights that nobody has read.
+
+        Args:
+            name: Of the callback that speaks.
+            has_loss: Whether there was anything to read them for; else the next step is watched.
+        """
         if not self._given:
             return
-        if not any(weights.was_read for weights in self._given):
+        unread = not any(weights.was_read for weights in self._given)
+        if unread and has_loss:
             rank_zero_warn(
                 f"The weights of {name} had no effect: the training step has not read {self.key!r}. Multiply the "
                 f"per-token policy losses by batch[{self.key!r}], (samples, response tokens), before their mean.",
                 UserWarning,
             )
+        self.stop()
+        self._is_over = has_loss or not unread
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._given, self._is_over = [], True
+        if self._let_go in callback_handler.start_callbacks:
+            callback_handler.remove_start_callback(self._let_go)
+
+    def _let_go(self, *_: Any) -> None:
+        # AOTAutograd takes no tensors of a class that it does not know, and what compiled code reads does not show.
+        for weights in self._given:
+            weights.__class__ = Tensor  # type: ignore[assignment]
         self._given, self._is_over = [], True

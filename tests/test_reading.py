@@ -12,7 +12,7 @@ import torch
 
 from lightning_dataflex import DataFlexCallback
 from lightning_dataflex.reading import Watched
-from tests.toy import MOUNTS, Toy, fit, rollout
+from tests.toy import MOUNTS, Toy, fit, per_token, rollout
 
 
 def select(**options: Any) -> DataFlexCallback:
@@ -80,6 +80,50 @@ def test_what_is_watched_is_copied_pickled_and_compiled_as_a_plain_tensor() -> N
     weights = torch.ones(2, 3).as_subclass(Watched)
     copies = [copy.deepcopy(weights), pickle.loads(pickle.dumps(weights))]
     assert [type(each) for each in copies] == [torch.Tensor] * 2
+    assert weights.was_read
+    weights = torch.ones(2, 3).as_subclass(Watched)
     compiled = torch.compile(loss, backend="eager", fullgraph=True)
     assert compiled(weights) == 6
     assert weights.was_read
+
+
+class Compiled(Toy):
+    """Has a loss of compiled code, which takes plain tensors alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: list[type] = []
+
+    def _loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        compiled = torch.compile(lambda losses, weights: (losses * weights).sum(), backend="aot_eager", fullgraph=True)
+        self.types.append(type(batch["rollout_is_weights"]))
+        return compiled(per_token(self.linear, batch), batch["rollout_is_weights"])
+
+
+def test_a_compiled_loss_is_given_plain_tensors() -> None:
+    compiled, plain = Compiled(), Toy()
+    plain._loss = lambda batch: (per_token(plain.linear, batch) * batch["rollout_is_weights"]).sum()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*had no effect.*")
+        fit(compiled, [reweight()], [rollout(0), rollout(1)])
+    assert compiled.types == [Watched, torch.Tensor]
+    fit(plain, [reweight()], [rollout(0), rollout(1)])
+    torch.testing.assert_close(compiled.linear.weight, plain.linear.weight)
+
+
+class Late(Toy):
+    """Has no loss at its first step."""
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor | None:
+        if batch_idx == 0:
+            self.dataflex(batch)
+            return None
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("late", "num_warnings"), [(Late, 0), (type("DeafLate", (Late, Deaf), {}), 1)])
+def test_a_step_without_a_loss_says_nothing_of_the_weights(late: Any, num_warnings: int) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(late(), [reweight()], [rollout(seed) for seed in range(3)])
+    assert sum("had no effect" in str(each.message) for each in caught) == num_warnings
