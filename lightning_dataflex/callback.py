@@ -11,11 +11,12 @@ from torch import Tensor
 from lightning_dataflex.asking import check_progress, data_parallel_group, progress, setting, warn_of_schedules
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.building import ComponentConfig
+from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Drop, Mechanism, OnEmpty, RefillConfig, Scope
 from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.decision import Decision
-from lightning_dataflex.core.memory import changes, described
+from lightning_dataflex.core.memory import changes, described, reading
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.registry import registered_name
@@ -134,7 +135,9 @@ class DataFlexCallback(Callback):
             "scorer": described(self.pipeline.scorer),
             "actuator": described(self.pipeline.actuator),
         }
-        self.steering = Steering(self.pipeline, enforce=enforce) if isinstance(self.pipeline, Mixture) else None
+        self.steering = (
+            Steering(self.pipeline, self.state_key, enforce=enforce) if isinstance(self.pipeline, Mixture) else None
+        )
         self.deciding = Deciding(self.pipeline, self.config, self.name) if isinstance(self.pipeline, Pipeline) else None
         self.layout = Layout.of(shared_fields, [*(token_fields or ()), weights_key])
         self.num_steps = 0
@@ -177,12 +180,19 @@ class DataFlexCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave; a warning says what the run was configured otherwise with."""
+        with reading(self.state_key):
+            self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        check_whole("num_steps", state_dict["num_steps"], 0)
         self.num_steps = state_dict["num_steps"]
         self._watch.load(state_dict)
         changed = changes(state_dict["made_of"], self._made_of)
         if changed:
             warn_once(self, f"{self.name} goes on from a checkpoint with other settings: {changed}.")
-        if isinstance(self.pipeline, Pipeline):
+        if (state_dict["made_of"]["mechanism"] == "mix") != (self.steering is not None):
+            warn_once(self, f"What {self.name} remembers is of another mechanism: it starts without a memory.")
+        elif isinstance(self.pipeline, Pipeline):
             self.pipeline.load_state_dict(state_dict["pipeline"])
         elif self.steering is not None:
             self.steering.load_state_dict(state_dict)
@@ -190,10 +200,12 @@ class DataFlexCallback(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take the prompts and groups that wait from whichever callback has saved them."""
         states = checkpoint["callbacks"]
-        if self.state_key not in states:
+        if not states.get(self.state_key):
             warn_once(self, f"The checkpoint has no state of {self.state_key}, which starts as in a new run.")
         if self._team is not None and self is self._team.members[0]:
-            self._team.load_flow([state for key, state in states.items() if key.startswith("DataFlexCallback[")])
+            ours = {key: state for key, state in states.items() if key.startswith("DataFlexCallback[") and state}
+            with reading(next((key for key, state in ours.items() if "flow" in state), self.state_key)):
+                self._team.load_flow(list(ours.values()))
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
@@ -301,6 +313,8 @@ class DataFlexCallback(Callback):
             self.deciding.begin_batch(new_step=batch_idx % trainer.accumulate_grad_batches == 0)
         place = self._place_in_epoch(batch_idx)
         if self.steering is not None and place is not None:
+            if self._team is not None and self._team.leader is not None:
+                self.steering.follow_flow()
             self.steering.begin_step(place)
         self._acted = False
         self._mount.begin(batch)

@@ -12,7 +12,7 @@ from lightning_dataflex.core.config import RefillConfig
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.sample_group import SampleGroup, groups_of, padding, together
 from lightning_dataflex.core.samples import Layout
-from lightning_dataflex.core.warn import NowAndThen
+from lightning_dataflex.core.warn import NowAndThen, warn_once
 from lightning_dataflex.sync import Group, exchanged
 
 MARGIN = 1.25
@@ -32,13 +32,14 @@ class Refill:
         config: How many groups, how long, how often.
         layout: What the fields of a rollout batch are.
         name: What the rule is called in a warning.
+        fields: What says which fields a group has that is in stock: how samples are dropped, and where weights go.
     """
 
     process_group: Group = None
     """The ranks that hold different samples; None for all."""
 
-    def __init__(self, config: RefillConfig, layout: Layout, name: str) -> None:
-        self.config, self.layout, self.name = config, layout, name
+    def __init__(self, config: RefillConfig, layout: Layout, name: str, fields: str = "") -> None:
+        self.config, self.layout, self.name, self.fields = config, layout, name, fields
         self.stock: list[SampleGroup] = []
         self.keep_rate = 1.0
         self._warnings = NowAndThen()
@@ -160,11 +161,22 @@ class Refill:
 
     def state_dict(self) -> dict[str, Any]:
         """The stock, and how often groups were kept; the same on every rank."""
-        return {"stock": [group.state_dict() for group in self.stock], "keep_rate": self.keep_rate}
+        return {
+            "stock": [group.state_dict() for group in self.stock],
+            "keep_rate": self.keep_rate,
+            "fields": self.fields,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.stock = [SampleGroup.of_state(each) for each in state["stock"]]
+        if state["fields"] != self.fields and self.stock:
+            warn_once(
+                self,
+                f"The checkpoint's groups in stock have the fields of {state['fields']}, and {self.name} has "
+                f"{self.fields}: they are dropped.",
+            )
+            self.stock = []
         self.keep_rate = state["keep_rate"]
 
 

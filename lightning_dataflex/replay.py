@@ -13,6 +13,7 @@ from lightning_dataflex.asking import data_parallel_group, setting
 from lightning_dataflex.callback import Callback, DataFlexCallback
 from lightning_dataflex.core.checks import check_finite, check_whole
 from lightning_dataflex.core.compat import chooses_prompts
+from lightning_dataflex.core.memory import reading
 from lightning_dataflex.core.replay import MOST_POOL_BYTES, ReplayPool, solved, with_replayed
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout
@@ -104,10 +105,11 @@ class RLEP(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-        self.num_steps = state_dict["num_steps"]
-        self._watch.load(state_dict)
-        if "pool" in state_dict and self.collect is not None:
-            self.pool.load_state_dict(state_dict["pool"])
+        with reading(self.state_key):
+            self.num_steps = state_dict["num_steps"]
+            self._watch.load(state_dict)
+            if "pool" in state_dict and self.collect is not None:
+                self.pool.load_state_dict(state_dict["pool"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot work together before anything is computed."""

@@ -246,7 +246,9 @@ class DomainMixtureSampler(DistributedSampler):
         owed = [state["owed"][name] if same else 0.0 for name in self.domains]
         position = Position(state["epoch"], state["batch"], drawn, owed)
         ahead = [(each["batch"], list(matched(each["proportions"], self.domains).values())) for each in state["ahead"]]
-        self._proportions = list(matched(state["proportions"], self.domains).values())
+        if not np.isfinite(owed).all():
+            raise ValueError(f"What is owed to the domains is {state['owed']}. It must be numbers.")
+        self.set_proportions(matched(state["proportions"], self.domains))
         length = state["length"] // self.num_replicas if same and state["length"] is not None else None
         size = self.batch_size * self.num_replicas
         if position.batch and size != state["global_batch"]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
+from lightning_dataflex.core.memory import reading
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.mount import replaced_attribute
 from lightning_dataflex.sampler import DomainMixtureSampler
@@ -29,22 +30,26 @@ class Steering:
 
     Args:
         mixture: Whose proportions they are.
+        state_key: Under which a checkpoint holds the state.
         enforce: False leaves the sampler's own proportions as they are.
     """
 
-    def __init__(self, mixture: Mixture, *, enforce: bool = True) -> None:
-        self.mixture, self.enforce = mixture, enforce
+    def __init__(self, mixture: Mixture, state_key: str = "DataFlexCallback", *, enforce: bool = True) -> None:
+        self.mixture, self.state_key, self.enforce = mixture, state_key, enforce
         self.sampler: DomainMixtureSampler | None = None
         self._saved: dict[str, Any] = {}
         self._start: dict[str, Any] = {}
         """Where the sampler of the next loader that is made goes on."""
         self._num_batches = 0
+        self._saved_offset = 0
+        self._offset: int | None = None
+        """Batches that the Trainer counts in the epoch and the sampler does not; None before the first step."""
         self._epoch_over: int | None = None
         self._restore: list[Callable[[], None]] = []
 
     def attach(self, trainer: Trainer) -> None:
         """Be there when the training loader is made, or take the one that was given to `fit`."""
-        self._epoch_over = None
+        self._epoch_over = self._offset = None
         source: Any = trainer.fit_loop._data_source.instance
         if not hasattr(source, "train_dataloader"):
             self.adopt(source, trainer)
@@ -66,9 +71,17 @@ class Steering:
         if self.sampler is not None:
             self.sampler.counts_epochs = False
 
+    def follow_flow(self) -> None:
+        """Batches are counted as the flow of rollouts has pulled them, and not as the Trainer does."""
+        self._offset = 0
+
     def begin_step(self, batch_idx: int) -> None:
         """A batch of the epoch is about to be trained on; a RuntimeError if it is not the sampler's."""
         assert self.sampler is not None
+        if self._offset is None:
+            # Of an epoch that was begun without it, the sampler has drawn nothing.
+            self._offset = self._saved_offset if self._start else batch_idx
+        batch_idx -= self._offset
         if batch_idx >= self.sampler.num_batches:
             raise RuntimeError(
                 f"Batch {batch_idx} of the epoch was not drawn by the DomainMixtureSampler, which has drawn "
@@ -80,6 +93,7 @@ class Steering:
     def end_step(self, step_id: int, batch_idx: int, *, is_last: bool, progress: float | None) -> None:
         """The step with this batch of the epoch is over: let the mixer act, and the next batch follow it."""
         assert self.sampler is not None
+        batch_idx -= self._offset or 0
         drawn_by = self.sampler.proportions_at(batch_idx)
         self.mixture.end_step(step_id, progress=progress, drawn_by=drawn_by)
         self._num_batches = batch_idx + 1
@@ -92,7 +106,7 @@ class Steering:
         # The Trainer also ends an epoch in which nothing is left to train on, after a stop.
         if self.sampler is not None and self._num_batches:
             self._start = self.sampler.start_of_next_epoch()
-        self._num_batches = 0
+        self._num_batches = self._offset = self._saved_offset = 0
 
     @property
     def lag(self) -> int:
@@ -102,7 +116,10 @@ class Steering:
     def state_dict(self) -> dict[str, Any]:
         """The mixture and the sampler, after the last step; the same on every rank."""
         # What was loaded waits until the loader is made.
-        return {"mixture": self._saved or self.mixture.state_dict(), "sampler": self._sampler_state()}
+        offset = self._saved_offset if self._offset is None else self._offset
+        is_over = self.sampler is not None and self._epoch_over == self.sampler.epoch
+        place = {"sampler": self._sampler_state(), "offset": 0 if is_over else offset}
+        return {"mixture": self._saved or self.mixture.state_dict()} | place
 
     def _sampler_state(self) -> dict[str, Any]:
         if self.sampler is None:
@@ -115,6 +132,7 @@ class Steering:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave: now, or when the loader is made."""
         self._saved, self._start = dict(state["mixture"]), dict(state["sampler"])
+        self._saved_offset = state["offset"]
         if self.sampler is not None:
             self._go_on(self.sampler)
 
@@ -149,13 +167,14 @@ class Steering:
 
     def _go_on(self, sampler: DomainMixtureSampler) -> None:
         saved, self._saved = self._saved, {}
-        self.mixture.load_state_dict(saved)
-        if self._start:
-            sampler.load_state_dict(self._start)
-            self._num_batches = sampler.num_batches
+        with reading(self.state_key):
+            self.mixture.load_state_dict(saved)
+            if self._start:
+                sampler.load_state_dict(self._start)
+                self._num_batches = sampler.num_batches
+            self._put_in_force()
         # The Trainer's count of epochs is another one after a stop.
         sampler.counts_epochs = True
-        self._put_in_force()
 
     def _put_in_force(self) -> None:
         if self.enforce and self.sampler is not None:

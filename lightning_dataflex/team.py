@@ -115,7 +115,9 @@ class Team:
         refill = None
         if refilling is not None:
             assert isinstance(refilling.config.refill, RefillConfig)
-            refill = Refill(refilling.config.refill, self.layout, refilling.name)
+            config = refilling.config
+            fields = f"drop: {config.drop}, weights_key: {config.weights_key}"
+            refill = Refill(config.refill, self.layout, refilling.name, fields)
         return RolloutFlow(
             gates=gates,
             refill=refill,

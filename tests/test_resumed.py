@@ -83,6 +83,26 @@ def test_the_memory_of_another_component_is_not_read() -> None:
         second.load_state_dict(first.state_dict())
 
 
+def test_parts_of_one_name_find_their_memories_by_their_settings() -> None:
+    parts = [average("outcome", 0.1), average("outcome", 0.9)]
+    first, second = (build("scorer", "weighted_sum", scorers=each) for each in (parts, parts[::-1]))
+    for step in range(2):
+        first.score(a_batch(step), step)
+    second.load_state_dict(first.state_dict(), strict=True)
+    torch.testing.assert_close(second.score(a_batch(2), 2), first.score(a_batch(2), 2))
+
+
+def test_an_average_of_another_score_is_not_read() -> None:
+    first, second = (
+        Pipeline(build("scorer", "ema", scorer=name), build("selector", "topk_fraction", fraction=0.5))
+        for name in ("outcome", "response_length")
+    )
+    first.decide(a_batch(0))
+    with pytest.warns(UserWarning, match=re.escape("has the memory of ema(outcome()). ema(response_length()) starts")):
+        second.load_state_dict(first.state_dict())
+    assert not second.state_dict()["scorer"]["state"]["_extra_state"]["memory"]["ids"].numel()
+
+
 # -- of a Trainer ------------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +135,46 @@ def test_other_settings_are_named(saved: Path) -> None:
     rule = {"name": "topk_fraction", "params": {"fraction": 0.25}}
     text = resumed([DataFlexCallback("select", "outcome", rule, drop="weight")], saved)
     assert "drop: mask, now weight; actuator: topk_fraction(fraction=0.5, largest=True), now topk_" in text
+
+
+def test_other_settings_of_a_part_are_named(tmp_path: Path) -> None:
+    first, second = (
+        {"name": "weighted_sum", "params": {"scorers": [average("outcome", decay), "group_std"]}}
+        for decay in (0.5, 0.9)
+    )
+    callback = DataFlexCallback("select", first, "topk_fraction")
+    toy_fit(Toy(), [callback], [rollout(0)]).save_checkpoint(tmp_path / "parts.ckpt")
+    text = resumed([DataFlexCallback("select", second, "topk_fraction")], tmp_path / "parts.ckpt")
+    assert "ema(outcome(success_threshold=None), decay=0.5" in text
+    assert "ema(outcome(success_threshold=None), decay=0.9" in text
+
+
+def without(key: str, *path: str) -> Any:
+    def changed(state: dict[str, Any]) -> None:
+        for name in path:
+            state = state[name]
+        del state[key]
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (without("made_of"), "KeyError: 'made_of'"),
+        (without("scorer", "pipeline"), "KeyError: 'scorer'"),
+        (lambda state: state.update(num_steps=None), "ValueError: num_steps is None"),
+    ],
+)
+def test_a_state_that_cannot_be_read_names_itself_and_a_cure(change: Any, what: str, saved: Path) -> None:
+    checkpoint = torch.load(saved, weights_only=True)
+    ((key, state),) = ((k, v) for k, v in checkpoint["callbacks"].items() if k.startswith("DataFlexCallback"))
+    change(state)
+    torch.save(checkpoint, saved)
+    callback = DataFlexCallback("select", "outcome", "topk_fraction")
+    with pytest.raises(ValueError, match=re.escape(f"state of {key} cannot be read ({what}")) as error:
+        resumed([callback], saved)
+    assert f"del checkpoint['callbacks'][{key!r}]" in str(error.value)
 
 
 def test_a_callback_that_the_checkpoint_does_not_know_says_that_it_starts_anew(saved: Path) -> None:
@@ -160,12 +220,56 @@ def test_what_waits_for_a_rule_that_is_gone_is_dropped_with_a_word(callbacks: An
         fit(callbacks(), Prompts(MIXED, 5, StatefulDataLoader), ckpt_path=waiting, **LENGTH)
 
 
+def test_groups_in_stock_of_other_fields_are_dropped_with_a_word(waiting: Path) -> None:
+    with pytest.warns(UserWarning, match="have the fields of drop: mask.*has drop: weight.*they are dropped"):
+        fit([gate("greso"), dapo(3, drop="weight")], Prompts(MIXED, 5, StatefulDataLoader), ckpt_path=waiting, **LENGTH)
+
+
 def test_a_refill_that_the_checkpoint_does_not_know_says_so(tmp_path: Path) -> None:
     plain = DataFlexCallback("select", "outcome", "topk_fraction", label="same")
     _, _, trainer = fit([plain], Prompts(MIXED, 5, StatefulDataLoader), **LENGTH | {"max_steps": 2})
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
     with pytest.warns(UserWarning, match="was written without refill and rules on prompts: same begins the epoch"):
         fit([dapo(3, label="same")], Prompts(MIXED, 5, StatefulDataLoader), ckpt_path=tmp_path / "plain.ckpt", **LENGTH)
+
+
+# -- of another mechanism ----------------------------------------------------------------------------------------------
+
+
+def saved_at(callbacks: list[Any], step: int, folder: Path) -> Path:
+    """A checkpoint in the midst of an epoch of 15 steps."""
+    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=step, save_top_k=-1)
+    mixing.fit([*callbacks, saver], Rows(), max_steps=step)
+    return folder / f"step={step}.ckpt"
+
+
+def test_scores_of_another_scorer_are_no_statistics_of_a_domain(tmp_path: Path) -> None:
+    path, callback = saved_at([mix(label="same")], 5, tmp_path), mix("reward_gap", label="same")
+    with pytest.warns(UserWarning, match=re.escape("the domains' scores of advantage_magnitude(). The statistics of")):
+        mixing.fit([callback], Rows(), ckpt_path=path, max_steps=6)
+    rows = [row for name in mixing.DOMAINS for row in callback.pipeline.stats.history[name]]
+    assert {step for step, *_ in rows} == {5}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_mixer_and_a_selector_under_one_label_start_without_a_memory(order: int, tmp_path: Path) -> None:
+    callbacks = [DataFlexCallback("select", "outcome", "topk_fraction", label="same"), mix(label="same")][::order]
+    path = saved_at(callbacks[:1], 5, tmp_path)
+    with pytest.warns(UserWarning, match="What same remembers is of another mechanism: it starts without a memory"):
+        module, _ = mixing.fit(callbacks[1:], Rows(), ckpt_path=path, max_epochs=2)
+    assert len(module.seen) == 25
+
+
+def test_a_mixer_that_the_checkpoint_does_not_know_begins_in_the_midst_of_an_epoch(tmp_path: Path) -> None:
+    path = saved_at([DataFlexCallback("select", "outcome", "topk_fraction")], 5, tmp_path)
+    saver = ModelCheckpoint(tmp_path / "again", "{step}", every_n_train_steps=1, save_top_k=-1)
+    with pytest.warns(UserWarning, match=r"no state of DataFlexCallback\[mix"):
+        whole, record = mixing.fit([mix(), saver], Rows(2), ckpt_path=path, max_epochs=2)
+    assert (len(whole.seen), len(record.logged)) == (25, 25)
+    for step in (8, 15, 17):
+        module, _ = mixing.fit([mix()], Rows(2), ckpt_path=tmp_path / "again" / f"step={step}.ckpt", max_epochs=2)
+        assert module.seen == whole.seen[step - 5 :]
+        assert torch.equal(module.weight, whole.weight)
 
 
 # -- of other ranks ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lightning_dataflex.core.registry import init_parameters, registered_name
@@ -21,17 +22,18 @@ def title(component: Any) -> str:
     return f"{registered_name(component)}({', '.join(getattr(component, 'part_titles', ()))})"
 
 
-def distinct(titles: Iterable[str]) -> list[str]:
-    """The titles, those that come again with a number.
+def distinct(titles: Sequence[str], descriptions: Sequence[str]) -> list[str]:
+    """The titles, those that come again with a number, in the order of their descriptions.
 
     Example:
-        >>> distinct(["ema(outcome())", "outcome()", "ema(outcome())"])
-        ['ema(outcome())', 'outcome()', 'ema(outcome())#2']
+        >>> distinct(["ema(outcome())", "outcome()", "ema(outcome())"], ["decay=0.9", "", "decay=0.1"])
+        ['ema(outcome())#2', 'outcome()', 'ema(outcome())']
     """
-    found: list[str] = []
-    for each in titles:
-        again = sum(other.partition("#")[0] == each for other in found)
-        found.append(f"{each}#{again + 1}" if again else each)
+    found, count = list(titles), dict.fromkeys(titles, 0)
+    for place in sorted(range(len(found)), key=lambda place: descriptions[place]):
+        count[titles[place]] += 1
+        if count[titles[place]] > 1:
+            found[place] += f"#{count[titles[place]]}"
     return found
 
 
@@ -45,29 +47,36 @@ def described(component: Any) -> str:
     """
     names = [name for name in init_parameters(type(component)) if name not in METRIC_OPTIONS]
     settings = {name: vars(component)[name] for name in names if name in vars(component)}
-    parts = [*getattr(component, "part_titles", ()), *(f"{name}={value!r}" for name, value in settings.items())]
+    parts = [*getattr(component, "part_descriptions", ()), *(f"{name}={value!r}" for name, value in settings.items())]
     return f"{registered_name(component)}({', '.join(parts)})"
 
 
 def memory_of(component: Any) -> dict[str, Any]:
     """What a component remembers, and which it is: for a checkpoint."""
-    return {"name": registered_name(component), "state": dict(component.state_dict())}
+    return {"name": title(component), "state": dict(component.state_dict())}
 
 
 def recall(component: Any, saved: Mapping[str, Any]) -> None:
     """Give a component back what `memory_of` gave.
 
     What another component has remembered is not read, and of one that is made of others each part gets its own, by
-    title; a warning names what is left over, and what starts without a memory.
+    title; what it remembers itself is of their scores, and not read if they are others. A warning names what is left
+    over, and what starts without a memory.
     """
-    name = registered_name(component)
-    if saved["name"] != name:
+    name, before = registered_name(component), saved["name"].partition("(")[0]
+    if before != name:
         if saved["state"]:
-            warn_once(component, f"The checkpoint has the memory of {saved['name']}. {name} starts without one.")
+            warn_once(component, f"The checkpoint has the memory of {before}. {name} starts without one.")
         return
     state = saved["state"]
     if isinstance(component, Scorer):
-        state = matched_parts(component, state, component.state_dict())
+        own = component.state_dict()
+        if saved["name"] != title(component):
+            if len(state) > len(_of_parts(state)):
+                message = f"The checkpoint has the memory of {saved['name']}. {title(component)} starts without one."
+                warn_once(component, message)
+            state, own = _of_parts(state), _of_parts(own)
+        state = matched_parts(component, state, own)
         component.load_state_dict(state, strict=False)
     else:
         component.load_state_dict(state)
@@ -84,6 +93,27 @@ def matched_parts(component: Any, saved: Mapping[str, Any], own: Iterable[str]) 
             f"{_listed(gone)} is dropped; {_listed(new)} start without a memory.",
         )
     return {each: state for each, state in saved.items() if each in own}
+
+
+def _of_parts(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key.startswith("parts.")}
+
+
+@contextmanager
+def reading(state_key: str) -> Iterator[None]:
+    """Say whose state it was that a checkpoint does not have as it should be.
+
+    Raises:
+        ValueError: What is done within has failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"The checkpoint's state of {state_key} cannot be read ({type(error).__name__}: {error}): another version "
+            "has written it, or it was changed. Resume from another checkpoint, or take the state out of this one to "
+            f"start without a memory: del checkpoint['callbacks'][{state_key!r}]."
+        ) from error
 
 
 def _listed(keys: Iterable[str]) -> str:

@@ -14,10 +14,11 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.domains import DomainStats, DomainSums, prior, warn_of_other_domains
 from lightning_dataflex.core.global_batch import global_batch
-from lightning_dataflex.core.memory import memory_of, recall
+from lightning_dataflex.core.memory import memory_of, recall, title
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
+from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.proportions import matched
 from lightning_dataflex.sync import Group, exchanged
 
@@ -190,7 +191,15 @@ class Mixture:
         if not state:
             return
         warn_of_other_domains(self, state["proportions"], self.domains)
-        self.stats.load_state_dict(state["stats"])
+        before = state["scorer"]["name"]
+        if before == title(self.scorer):
+            self.stats.load_state_dict(state["stats"])
+        else:
+            warn_once(
+                self,
+                f"The checkpoint has the domains' scores of {before}. The statistics of {title(self.scorer)} begin "
+                "anew.",
+            )
         shares = matched(state["proportions"], self.domains)
         self._shares = torch.tensor(list(shares.values()), dtype=torch.float64)
         recall(self.scorer, state["scorer"])

@@ -12,7 +12,7 @@ from lightning_dataflex.core.building import component
 from lightning_dataflex.core.checks import check_range
 from lightning_dataflex.core.compat import check_after_rollout
 from lightning_dataflex.core.global_batch import joint_columns
-from lightning_dataflex.core.memory import distinct, title
+from lightning_dataflex.core.memory import described, distinct, title
 from lightning_dataflex.core.registry import register_scorer
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Granularity, Scorer, Timing, scores_on
@@ -38,7 +38,8 @@ class Combined(Scorer):
         for part in parts:
             check_after_rollout(part)
         # By title, so that a checkpoint gives each its own memory, whatever their order.
-        self.parts = nn.ModuleDict(dict(zip(distinct(title(part) for part in parts), parts)))
+        names = distinct([title(part) for part in parts], [described(part) for part in parts])
+        self.parts = nn.ModuleDict(dict(zip(names, parts)))
         self.requires = tuple(dict.fromkeys(name for part in parts for name in part.requires))
         self.timing = max((part.timing for part in parts), key=get_args(Timing).index)
         self.granularity = max((part.granularity for part in parts), key=get_args(Granularity).index)
@@ -50,6 +51,11 @@ class Combined(Scorer):
     def part_titles(self) -> list[str]:
         """What the scorers are called in a checkpoint."""
         return list(self.parts)
+
+    @property
+    def part_descriptions(self) -> list[str]:
+        """What the scorers are, with their settings."""
+        return [described(part) for part in self._each]
 
     @property
     def _each(self) -> list[Scorer]:

@@ -12,7 +12,7 @@ from lightning_dataflex.core.actuator import Selector
 from lightning_dataflex.core.building import component
 from lightning_dataflex.core.compat import check_after_rollout, validate_compat
 from lightning_dataflex.core.global_batch import joint_columns
-from lightning_dataflex.core.memory import distinct, matched_parts, memory_of, recall, title
+from lightning_dataflex.core.memory import described, distinct, matched_parts, memory_of, recall, title
 from lightning_dataflex.core.registry import register_selector, registered_name, settings_of
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import scored_rows
@@ -113,7 +113,12 @@ class _Combined(Selector):
     @property
     def part_titles(self) -> list[str]:
         """What the conditions are called in a checkpoint."""
-        return distinct(condition.title for condition in self.conditions)
+        return distinct([condition.title for condition in self.conditions], self.part_descriptions)
+
+    @property
+    def part_descriptions(self) -> list[str]:
+        """What the conditions are, with their settings."""
+        return [": ".join(described(part) for part in condition.parts) for condition in self.conditions]
 
     @property
     def of_tokens(self) -> bool:
