@@ -13,10 +13,11 @@ from lightning_dataflex.asking import data_parallel_group, setting
 from lightning_dataflex.callback import Callback, DataFlexCallback
 from lightning_dataflex.core.checks import check_finite, check_whole
 from lightning_dataflex.core.compat import chooses_prompts
-from lightning_dataflex.core.memory import reading
+from lightning_dataflex.core.memory import changes, reading
 from lightning_dataflex.core.replay import MOST_POOL_BYTES, ReplayPool, solved, with_replayed
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout
+from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.advantages import group_advantages
 from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.mount import forget_compiled_code, points_of
@@ -88,6 +89,9 @@ class RLEP(Callback):
         self.fields = dict(fields or {})
         self.layout = Layout.of(shared_fields, token_fields)
         self.num_steps = self.num_replayed = 0
+        named = {"pool": pool if isinstance(pool, (str, Path)) else None, "num": num, "seed": seed}
+        named |= {"max_per_prompt": self.pool.max_per_prompt, "success_threshold": success_threshold}
+        self._made_of = {name: str(value) for name, value in named.items()}
         self._watch = StepWatch()
         self._acted = False
         self._restore: list[Callable[[], None]] = []
@@ -99,7 +103,7 @@ class RLEP(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; the same on every rank."""
-        state: dict[str, Any] = {"num_steps": self.num_steps}
+        state: dict[str, Any] = {"num_steps": self.num_steps, "made_of": dict(self._made_of)}
         state |= self._watch.marks(remembers=self.collect is not None)
         return state | ({"pool": self.pool.state_dict()} if self.collect is not None else {})
 
@@ -108,6 +112,10 @@ class RLEP(Callback):
         with reading(self.state_key):
             self.num_steps = state_dict["num_steps"]
             self._watch.load(state_dict)
+            changed = changes(state_dict["made_of"], self._made_of)
+            if changed:
+                goes_on = "; the pool is the one in it" if "pool" in state_dict and self.collect is not None else ""
+                warn_once(self, f"RLEP goes on from a checkpoint with other settings{goes_on}: {changed}.")
             if "pool" in state_dict and self.collect is not None:
                 self.pool.load_state_dict(state_dict["pool"])
 

@@ -8,12 +8,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lightning_dataflex import DataFlexCallback, DomainMixtureSampler, Pipeline, build
+from lightning_dataflex import RLEP, DataFlexCallback, DomainMixtureSampler, Pipeline, Selector, build
+from lightning_dataflex.core.memory import recall
 from tests import mixing
 from tests.flowing import Prompts, as_lists, dapo, fit, gate
 from tests.laws import a_batch
@@ -101,6 +103,44 @@ def test_an_average_of_another_score_is_not_read() -> None:
     with pytest.warns(UserWarning, match=re.escape("has the memory of ema(outcome()). ema(response_length()) starts")):
         second.load_state_dict(first.state_dict())
     assert not second.state_dict()["scorer"]["state"]["_extra_state"]["memory"]["ids"].numel()
+
+
+class Counts(Selector):
+    """A rule of one's own that remembers something."""
+
+    def __init__(self, seen: Any) -> None:
+        self.seen = seen
+
+    def act(self, scores: torch.Tensor, batch: Any, **ctx: Any) -> torch.Tensor:
+        return scores > 0
+
+    def state_dict(self) -> Any:
+        return self.seen
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state
+
+
+def test_what_a_rule_remembers_in_arrays_can_be_read_with_weights_only(tmp_path: Path) -> None:
+    seen = {"count": np.int64(3), "table": np.array([1.0, 2.0])}
+    torch.save(Pipeline(build("scorer", "outcome"), Counts(seen)).state_dict(), tmp_path / "state.pt")
+    rule = Counts(None)
+    recall(rule, torch.load(tmp_path / "state.pt", weights_only=True)["actuator"])
+    assert rule.seen["count"] == 3
+    assert isinstance(rule.seen["table"], np.ndarray)
+    assert rule.seen["table"].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        (None, "state_dict of Counts returned None. Return a dict"),
+        ({"a": object()}, "What Counts remembers.a holds a object, which a checkpoint cannot hold. Use tensors"),
+    ],
+)
+def test_what_a_checkpoint_cannot_hold_is_refused(seen: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Pipeline(build("scorer", "outcome"), Counts(seen)).state_dict()
 
 
 # -- of a Trainer ------------------------------------------------------------------------------------------------------
@@ -218,6 +258,17 @@ def test_callbacks_may_come_in_another_order(waiting: Path) -> None:
 def test_what_waits_for_a_rule_that_is_gone_is_dropped_with_a_word(callbacks: Any, message: str, waiting: Path) -> None:
     with pytest.warns(UserWarning, match=message):
         fit(callbacks(), Prompts(MIXED, 5, StatefulDataLoader), ckpt_path=waiting, **LENGTH)
+
+
+def test_another_pool_than_the_one_that_goes_on_is_named(tmp_path: Path) -> None:
+    def replaying(**options: Any) -> RLEP:
+        return RLEP(collect=str(tmp_path / "pool.pt"), **options)
+
+    data = Prompts(MIXED, 5, StatefulDataLoader)
+    _, _, trainer = fit([replaying()], data, **LENGTH | {"max_steps": 2})
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    with pytest.warns(UserWarning, match="RLEP goes on.*the pool is the one in it: pool: None, now .*pool.pt"):
+        fit([replaying(pool=tmp_path / "pool.pt")], data, ckpt_path=tmp_path / "saved.ckpt", **LENGTH)
 
 
 def test_groups_in_stock_of_other_fields_are_dropped_with_a_word(waiting: Path) -> None:

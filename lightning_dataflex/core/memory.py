@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from lightning_dataflex.core.plain import plain, restored
 from lightning_dataflex.core.registry import init_parameters, registered_name
 from lightning_dataflex.core.scorer import METRIC_OPTIONS, Scorer
 from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.functional.choices import shown
 
 
 def title(component: Any) -> str:
@@ -53,7 +55,10 @@ def described(component: Any) -> str:
 
 def memory_of(component: Any) -> dict[str, Any]:
     """What a component remembers, and which it is: for a checkpoint."""
-    return {"name": title(component), "state": dict(component.state_dict())}
+    state, name = component.state_dict(), registered_name(component)
+    if not isinstance(state, Mapping):
+        raise ValueError(f"state_dict of {name} returned {shown(state)}. Return a dict of what it remembers.")
+    return {"name": title(component), "state": plain(state, f"What {name} remembers")}
 
 
 def recall(component: Any, saved: Mapping[str, Any]) -> None:
@@ -68,7 +73,7 @@ def recall(component: Any, saved: Mapping[str, Any]) -> None:
         if saved["state"]:
             warn_once(component, f"The checkpoint has the memory of {before}. {name} starts without one.")
         return
-    state = saved["state"]
+    state = restored(saved["state"])
     if isinstance(component, Scorer):
         own = component.state_dict()
         if saved["name"] != title(component):

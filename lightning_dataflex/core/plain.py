@@ -44,8 +44,8 @@ def plain(value: Any, name: str, *, copy: bool = True) -> Any:
     if isinstance(value, list):
         return [plain(each, name, copy=copy) for each in value]
     raise ValueError(
-        f"{name} holds a {type(value).__name__}, which a checkpoint cannot hold, and it may have to wait for a later "
-        "step. Use tensors, arrays, dicts, lists, numbers and texts."
+        f"{name} holds a {type(value).__name__}, which a checkpoint cannot hold. "
+        "Use tensors, arrays, dicts, lists, numbers and texts."
     )
 
 
