@@ -89,7 +89,7 @@ class RLEP(Callback):
         self.fields = dict(fields or {})
         self.layout = Layout.of(shared_fields, token_fields)
         self.num_steps = self.num_replayed = 0
-        named = {"pool": pool if isinstance(pool, (str, Path)) else None, "num": num, "seed": seed}
+        named: dict[str, Any] = {"pool": pool if isinstance(pool, (str, Path)) else None, "num": num, "seed": seed}
         named |= {"max_per_prompt": self.pool.max_per_prompt, "success_threshold": success_threshold}
         self._made_of = {name: str(value) for name, value in named.items()}
         self._watch = StepWatch()

@@ -114,8 +114,8 @@ class Team:
         mixtures = [(each.pipeline, each) for each in self.members if isinstance(each.pipeline, Mixture)]
         refill = None
         if refilling is not None:
-            assert isinstance(refilling.config.refill, RefillConfig)
             config = refilling.config
+            assert isinstance(config.refill, RefillConfig)
             fields = f"drop: {config.drop}, weights_key: {config.weights_key}"
             refill = Refill(config.refill, self.layout, refilling.name, fields)
         return RolloutFlow(

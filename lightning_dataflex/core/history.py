@@ -150,6 +150,6 @@ class PromptHistory:
         self._ids = state["ids"].cpu().numpy().astype(np.int64)
         self._last = state["last"].cpu().numpy().astype(np.int64)
         self._columns = {name: state[name].cpu().numpy().astype(np.float32) for name in self._columns}
-        sizes = {len(each) for each in (self._ids, self._last, *self._columns.values())}
+        sizes = {len(self._ids), len(self._last), *map(len, self._columns.values())}
         if len(sizes) > 1:
             raise ValueError(f"The history has columns of {min(sizes)} to {max(sizes)} prompts. Each has one of all.")
