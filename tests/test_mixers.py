@@ -211,7 +211,7 @@ def static(proportions) -> dict:
     ("block", "message"),
     [
         ({"domains": ["a"]}, "A mixture needs at least two"),
-        ({"domains": {"a": -1, "b": 1}}, r"domains is \[-1.0, 1.0\]. Give numbers >= 0"),
+        ({"domains": {"a": -1, "b": 1}}, r"domains is \[-1, 1\]. Give numbers >= 0"),
         ({"domains": {"a": 0, "b": 0}}, "not all 0"),
         ({"domains": {"a": "x", "b": 0}}, r"domains is \['x', 0\]"),
         ({"domains": "ab"}, "Give a list of names"),
