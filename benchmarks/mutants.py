@@ -45,7 +45,22 @@ from trials import HANGS, end, recorded, start, tried
 INHERITED = (jsonargparse, lightning.pytorch, tensordict, torchmetrics, transformers)
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("lightning_dataflex/functional", "lightning_dataflex/core")
-PROCESSES = ("cli", "configs", "docs", "epochs", "gpu", "metric", "ranks", "ranks_types", "rows", "strategies")
+PROCESSES = (
+    "cases_ranks",
+    "cli",
+    "configs",
+    "docs",
+    "epochs",
+    "faults",
+    "gpu",
+    "killed",
+    "metric",
+    "ranks",
+    "ranks_types",
+    "rows",
+    "soak",
+    "strategies",
+)
 TESTS = ["tests", "lightning_dataflex", "--ignore=tests/examples", *(f"--ignore=tests/test_{n}.py" for n in PROCESSES)]
 SLOW = 3.0
 OPERATORS = re.compile(

@@ -249,9 +249,11 @@ class DataFlexCallback(Callback):
         # Of several at the point the last acts last, of several around the training step the first.
         if self is self._team.members[0 if isinstance(mount, BatchMount) else -1]:
             mount.finish = self._finished
-            if self._team.weighs and not isinstance(mount, GradientMount):
-                self._reading = FirstReading(self.config.weights_key)
-                mount.watch = self._reading.watched
+            weighing = self._team.weighing
+            if weighing is not None and not isinstance(mount, GradientMount):
+                self._reading = FirstReading(weighing.name, weighing.config.weights_key)
+                if mount.weights_key == self._reading.key:
+                    mount.watch = self._reading.watched
         return mount
 
     def mount_kind(self, pl_module: LightningModule) -> Any:
@@ -336,7 +338,7 @@ class DataFlexCallback(Callback):
         self._check_fired(pl_module)
         if self._reading is not None:
             nothing = pl_module.automatic_optimization and (not outputs or outputs.get("loss") is None)
-            self._reading.end_step(self.name, has_loss=not nothing)
+            self._reading.end_step(has_loss=not nothing)
         assert self._team is not None
         metrics: dict[str, Any] = {}
         batch_size = 1

@@ -88,8 +88,10 @@ class DataFlexCLI(LightningCLI):
         return [_plain(block) for block in blocks]
 
 
+CONFIG_OPTIONS = ("--config", "-c")
+CONFIG_GROUPS = ("--dataflex", "--data", "--lr_scheduler", "--model", "--optimizer", "--trainer")
+"""Options that may name a file with their own part of a configuration."""
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
-"""Of the files that an option may name."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -149,8 +151,8 @@ def _check_files(args: list[str]) -> None:
     """Refuse a configuration file that cannot be one before anything reads it."""
     for before, argument in zip(["", *args], args):
         option, _, value = argument.partition("=") if argument.startswith("-") else (before, "", argument)
-        named = option in ("--config", "-c") or (option.startswith("-") and Path(value).suffix in CONFIG_SUFFIXES)
-        if named and value and Path(value).exists():
+        named = option in CONFIG_OPTIONS or (option in CONFIG_GROUPS and Path(value).suffix in CONFIG_SUFFIXES)
+        if named and value and os.path.exists(value):
             try:
                 check_config_file(value)
             except ValueError as error:

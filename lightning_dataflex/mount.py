@@ -247,8 +247,8 @@ def _attribute(owner: Any, name: str) -> Any:
         return getattr(owner, name, None)
     except Exception as error:
         raise ValueError(
-            f"mount names {name!r} of {type(owner).__name__}, which cannot be read: {error} Name the module or method "
-            "that computes the policy loss."
+            f"mount names {name!r} of {type(owner).__name__}, which cannot be read: {str(error).rstrip('.')}. Name the "
+            "module or method that computes the policy loss."
         ) from error
 
 

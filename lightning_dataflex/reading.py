@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo import callback_handler, on_compile_start
 from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -54,11 +53,12 @@ class FirstReading:
     """Watches the weights of the first training step that has any, and warns if nothing was done with them.
 
     Args:
+        name: Of the callback whose decision they hold.
         key: The field that they are in.
     """
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self, name: str, key: str) -> None:
+        self.name, self.key = name, key
         self._given: list[Watched] = []
         self._is_over = False
 
@@ -67,6 +67,9 @@ class FirstReading:
         if self._is_over or type(weights) is not Tensor:
             return weights
         if not self._given:
+            # Not with the package: to import it takes seconds.
+            from torch._dynamo import on_compile_start
+
             on_compile_start(self._let_go)
         self._given.append(weights.as_subclass(Watched))
         return self._given[-1]
@@ -78,11 +81,10 @@ class FirstReading:
         rollout = RolloutBatch.of(batch, fields)
         return rollout.replaced({self.key: self.watched(rollout[self.key])}) if self.key in rollout else batch
 
-    def end_step(self, name: str, *, has_loss: bool = True) -> None:
+    def end_step(self, *, has_loss: bool = True) -> None:
         """The training step is over: warn of weights that nobody has read.
 
         Args:
-            name: Of the callback that speaks.
             has_loss: Whether there was anything to read them for; else the next step is watched.
         """
         if not self._given:
@@ -90,7 +92,7 @@ class FirstReading:
         unread = not any(weights.was_read for weights in self._given)
         if unread and has_loss:
             rank_zero_warn(
-                f"The weights of {name} had no effect: the training step has not read {self.key!r}. Multiply the "
+                f"The weights of {self.name} had no effect: the training step has not read {self.key!r}. Multiply the "
                 f"per-token policy losses by batch[{self.key!r}], (samples, response tokens), before their mean.",
                 UserWarning,
             )
@@ -99,6 +101,8 @@ class FirstReading:
 
     def stop(self) -> None:
         """Watch no more."""
+        from torch._dynamo import callback_handler
+
         self._given, self._is_over = [], True
         if self._let_go in callback_handler.start_callbacks:
             callback_handler.remove_start_callback(self._let_go)

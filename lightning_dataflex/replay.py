@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.asking import data_parallel_group, setting
 from lightning_dataflex.callback import Callback, DataFlexCallback
@@ -216,10 +217,15 @@ class RLEP(Callback):
         self._leave()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write what was collected, and leave the module as it was found: after an exception nobody else does."""
-        if self._restore:
-            self.on_train_end(trainer, pl_module)
+        """Leave the module as it was found, and write what was collected: after an exception nobody else does."""
+        is_there = bool(self._restore)
         self._leave()
+        try:
+            if is_there:
+                self.on_train_end(trainer, pl_module)
+        except OSError as error:
+            # The other callbacks are yet to hear of the first error.
+            rank_zero_warn(f"RLEP cannot write its pool to {self.collect}: {error}.", UserWarning)
 
     def _leave(self) -> None:
         while self._restore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data import DistributedSampler
 from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.dealing import Dealer, Draw, Position, rows_by_domain
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.proportions import matched
 
 MOST_AHEAD = 4096
@@ -68,8 +69,7 @@ class DomainMixtureSampler(DistributedSampler):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        if draw not in get_args(Draw):
-            raise ValueError(f"draw is {draw!r}. Use one of {', '.join(get_args(Draw))}.")
+        check_choice("draw", draw, Draw)
         check_whole("batch_size", batch_size, 1)
         check_whole("seed", seed, 0)
         if num_samples is not None:
@@ -238,7 +238,8 @@ class DomainMixtureSampler(DistributedSampler):
         """Go on where `state_dict` was taken, at the next iteration.
 
         Domains are matched by name. If a batch of all ranks is another number of prompts than when the state was
-        saved, the epoch goes on with the prompts that it has not drawn, and a warning says that its length is another.
+        saved, the epoch goes on with the prompts that it has not drawn, and ends after as many batches as an epoch now
+        has, those before the stop included; a warning says so.
         """
         drawn = [state["drawn"].get(name, 0) for name in self.domains]
         # What is owed sums to 0 over all domains, and of others it would not.
@@ -255,8 +256,8 @@ class DomainMixtureSampler(DistributedSampler):
             warn_once(
                 self,
                 f"The checkpoint was written with {state['global_batch']} prompts in a batch of all ranks, and here "
-                f"are {size}: epoch {position.epoch} goes on with what it has not drawn, and counts its batches anew "
-                "from there.",
+                f"are {size}: epoch {position.epoch} goes on with what it has not drawn, and ends after "
+                "as many batches as an epoch now has, those before the stop included.",
             )
             length = None
         if position.batch * self.batch_size >= (self._length_now() if length is None else length):

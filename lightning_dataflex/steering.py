@@ -163,16 +163,16 @@ class Steering:
             self._restore.append(replaced_attribute(loader, "load_state_dict", lambda state: None))
         self.mixture.bind([name for name, rows in zip(sampler.domains, sampler.rows) if len(rows)])
         self.sampler = sampler
-        self._go_on(sampler)
+        with reading(self.state_key):
+            self._go_on(sampler)
 
     def _go_on(self, sampler: DomainMixtureSampler) -> None:
         saved, self._saved = self._saved, {}
-        with reading(self.state_key):
-            self.mixture.load_state_dict(saved)
-            if self._start:
-                sampler.load_state_dict(self._start)
-                self._num_batches = sampler.num_batches
-            self._put_in_force()
+        self.mixture.load_state_dict(saved)
+        if self._start:
+            sampler.load_state_dict(self._start)
+            self._num_batches = sampler.num_batches
+        self._put_in_force()
         # The Trainer's count of epochs is another one after a stop.
         sampler.counts_epochs = True
 

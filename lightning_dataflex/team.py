@@ -66,13 +66,17 @@ class Team:
         return compacted(RolloutBatch(batch, fields), self.layout, trim=trim)
 
     @property
-    def weighs(self) -> bool:
-        """Whether a module that does not read the weights trains on something else than was decided."""
-        return any(
-            each.config.enforce
-            and isinstance(each.pipeline, Pipeline)
-            and (each.config.mechanism == "reweight" or each.config.drop == "weight")
-            for each in self.members
+    def weighing(self) -> DataFlexCallback | None:
+        """The first whose decision is lost on a module that does not read the weights."""
+        return next(
+            (
+                each
+                for each in self.members
+                if each.config.enforce
+                and isinstance(each.pipeline, Pipeline)
+                and (each.config.mechanism == "reweight" or each.config.drop == "weight")
+            ),
+            None,
         )
 
     def log_prefix(self, member: DataFlexCallback) -> str:

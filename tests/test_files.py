@@ -16,7 +16,7 @@ import torch
 
 import lightning_dataflex
 from lightning_dataflex import ReplayPool, RolloutBatch
-from lightning_dataflex.cli import main
+from lightning_dataflex.cli import _check_files, main
 from lightning_dataflex.core.files import MOST_CONFIG_BYTES, check_config_file
 from lightning_dataflex.core.replay import solved
 from lightning_dataflex.core.samples import Layout
@@ -201,3 +201,12 @@ def test_a_tag_of_python_runs_nothing(tmp_path: Path, monkeypatch: Any) -> None:
         main(["check", "--config", str(path)])
     assert exit_.value.code == 2
     assert not (tmp_path / "ran").exists()
+
+
+def test_only_what_is_read_as_a_configuration_is_checked_as_one(tmp_path):
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text("[1]\n" * 300_000)
+    inline = "a: " + "x" * 5000
+    assert _check_files(["fit", f"--data.init_args.path={prompts}", "--config", inline]) is None
+    with pytest.raises(SystemExit):
+        _check_files(["fit", "--data", str(prompts)])

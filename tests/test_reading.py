@@ -127,3 +127,12 @@ def test_a_step_without_a_loss_says_nothing_of_the_weights(late: Any, num_warnin
         warnings.simplefilter("always")
         fit(late(), [reweight()], [rollout(seed) for seed in range(3)])
     assert sum("had no effect" in str(each.message) for each in caught) == num_warnings
+
+
+def test_of_several_callbacks_the_weights_of_the_one_that_weighs_are_watched() -> None:
+    callbacks = [reweight(), select(weights_key="kept")]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*had no effect.*")
+        fit(Toy(), callbacks, [rollout(0), rollout(1)])
+    with pytest.warns(UserWarning, match="The weights of reweight.advantage_magnitude.softmax had no effect"):
+        fit(Deaf(), [reweight(), select(weights_key="kept")], [rollout(0), rollout(1)])

@@ -342,3 +342,27 @@ def test_what_it_cannot_work_with_is_refused(tmp_path: Path):
         run([gate, RLEP(of_failed(1))], ["hard"] * 6)
     module, _ = run([RLEP(of_failed(6)), gate], ["hard"] * 6, steps=1)
     assert len(module.given[0]["uid"]) == 2 * (GENERATIONS + 2)
+
+
+class FullThen(Rolling):
+    """Its run fails, after the folder that the pool is to go to has become a file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        self.folder.rmdir()
+        self.folder.write_text("")
+        raise RuntimeError("the run fails")
+
+
+def test_a_pool_that_cannot_be_written_hides_no_error_and_leaves_no_hook(tmp_path: Path):
+    module = FullThen(tmp_path / "pool")
+    with (
+        pytest.raises(RuntimeError, match="the run fails"),
+        pytest.warns(UserWarning, match="RLEP cannot write its pool to"),
+    ):
+        fit([RLEP(num=1, collect=str(tmp_path / "pool" / "pool.pt"))], Prompts(["mixed"] * 8), module)
+    assert not module.dataflex._forward_hooks

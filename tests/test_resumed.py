@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from lightning_dataflex import RLEP, DataFlexCallback, DomainMixtureSampler, Pipeline, Selector, build
-from lightning_dataflex.core.memory import recall
+from lightning_dataflex import RLEP, DataFlexCallback, DomainMixtureSampler, Pipeline, Scorer, Selector, build
+from lightning_dataflex.core.memory import described, recall
 from tests import mixing
 from tests.flowing import Prompts, as_lists, dapo, fit, gate
 from tests.laws import a_batch
@@ -363,3 +363,22 @@ def test_two_ranks_that_become_one_of_larger_batches_go_on_in_the_epoch() -> Non
     one.load_state_dict(two[0].state_dict())
     assert len(one) == 60
     assert [*one, *one] == expected[28:]
+
+
+def test_a_rule_that_remembers_nothing_saves_nothing() -> None:
+    plain = DataFlexCallback("select", "outcome", {"name": "gfpo", "params": {"k": 2}})
+    assert plain.state_dict()["pipeline"]["actuator"]["state"] == {}
+
+
+def test_settings_have_the_same_text_in_every_process() -> None:
+    class Tuned(Scorer):
+        requires = ["rm_scores"]
+
+        def __init__(self, tuner: Any = None, factor: float = 1.0, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.tuner, self.factor = tuner, factor
+
+        def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> torch.Tensor:
+            return batch["rm_scores"]
+
+    assert described(Tuned(object(), 2.0)) == "Tuned(tuner=object, factor=2.0)"

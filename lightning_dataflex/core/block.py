@@ -65,7 +65,10 @@ def _check_names(block: Mapping[str, Any]) -> None:
     if not isinstance(fields, Mapping) or not all(isinstance(text, str) for pair in fields.items() for text in pair):
         raise ValueError(f"fields is {shown(fields)}. It must map our names to yours, {{rm_scores: rewards}}.")
     key = block.get("weights_key", "rollout_is_weights")
-    taken = [*FIELDS[:-1], *(theirs for ours, theirs in fields.items() if ours != "rollout_is_weights")]
+    taken = [
+        *(name for name in FIELDS if name != "rollout_is_weights"),
+        *(theirs for ours, theirs in fields.items() if ours != "rollout_is_weights"),
+    ]
     if not isinstance(key, str) or not key or key.startswith(ORIGINAL) or key in taken:
         raise ValueError(f"weights_key is {shown(key)}. Give the name of a field that holds nothing but weights.")
     domains = block.get("domains")

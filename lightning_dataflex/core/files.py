@@ -58,6 +58,8 @@ def check_config_file(path: str | os.PathLike[str]) -> None:
         depth, num = _extent(text)
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is no text in UTF-8. Give a configuration in YAML.") from error
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read: {error.strerror}. Give another file.") from error
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         place = f" at line {where.line + 1}" if where else ""

@@ -49,7 +49,9 @@ def described(component: Any) -> str:
     """
     names = [name for name in init_parameters(type(component)) if name not in METRIC_OPTIONS]
     settings = {name: vars(component)[name] for name in names if name in vars(component)}
-    parts = [*getattr(component, "part_descriptions", ()), *(f"{name}={value!r}" for name, value in settings.items())]
+    # Another object's text may be another in each process.
+    texts = {name: repr(value) if _is_plain(value) else type(value).__name__ for name, value in settings.items()}
+    parts = [*getattr(component, "part_descriptions", ()), *(f"{name}={text}" for name, text in texts.items())]
     return f"{registered_name(component)}({', '.join(parts)})"
 
 
@@ -119,6 +121,15 @@ def reading(state_key: str) -> Iterator[None]:
             "has written it, or it was changed. Resume from another checkpoint, or take the state out of this one to "
             f"start without a memory: del checkpoint['callbacks'][{state_key!r}]."
         ) from error
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value has the same text on every rank and in every run."""
+    if isinstance(value, Mapping):
+        return all(_is_plain(each) for pair in value.items() for each in pair)
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (str, int, float, type(None)))
 
 
 def _listed(keys: Iterable[str]) -> str:

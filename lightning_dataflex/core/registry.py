@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -53,6 +54,8 @@ def _register(kind: str, name: str) -> Callable[[Class], Class]:
     def register(cls: Class) -> Class:
         if not (isinstance(cls, type) and issubclass(cls, BASES[kind])):
             raise TypeError(f"{cls!r} is no {BASES[kind].__name__}. Derive it from {BASES[kind].__name__}.")
+        if not re.fullmatch(r"[\w-]+", name):
+            raise ValueError(f"The {kind} is to be called {shown(name)}. Use letters, digits, underscores and hyphens.")
         there = _classes[kind].get(name)
         # The same class again is a module that was reloaded, or a notebook cell that was run twice.
         if there is not None and (there.__module__, there.__qualname__) != (cls.__module__, cls.__qualname__):

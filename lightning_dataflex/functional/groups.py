@@ -107,7 +107,7 @@ def group_differs(values: Tensor, group: Tensor, num_groups: int, valid: Tensor)
         >>> group_differs(rewards, torch.tensor([0, 0, 1, 1, 2, 2]), 3, torch.tensor([True] * 6))
         tensor([False,  True, False])
     """
-    size = torch.where(valid, values.double().abs(), 0.0)
+    size = torch.where(valid & values.isfinite(), values.double().abs(), 0.0)
     largest = size.new_ones(num_groups).scatter_reduce_(0, group, size, "amax")
     return group_spread(values, group, num_groups, valid) > TOLERANCE * largest
 

@@ -93,7 +93,7 @@ def reward_spread(
     power: Literal[1, 2] = 1,
     correction: Literal[0, 1] = 0,
 ) -> Tensor:
-    """Standard deviation (power 1) or variance (power 2) of each sample's group; exactly 0 where max - min <= 1e-6.
+    """Standard deviation (power 1) or variance (power 2) of each sample's group; exactly 0 without `group_differs`.
 
     Source: the uncertainty of RAGEN, Wang et al. 2025, arXiv:2504.20073; the tolerance is ours: the deviation of three
     rewards of 0.1 is 1.4e-17 in float64.

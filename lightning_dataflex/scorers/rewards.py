@@ -151,7 +151,7 @@ class _Spread(_OfGroups):
 
 @register_scorer("group_variance")
 class GroupVariance(_Spread):
-    """Variance of a prompt's rewards; exactly 0 where they differ by at most 1e-6.
+    """Variance of a prompt's rewards; exactly 0 where they differ by at most 1e-6 (of the largest above 1).
 
     Args:
         correction: 0 divides by the number of samples, 1 by one less.
@@ -168,7 +168,7 @@ class GroupVariance(_Spread):
 
 @register_scorer("group_std")
 class GroupStd(_Spread):
-    """Standard deviation of a prompt's rewards; exactly 0 where they differ by at most 1e-6.
+    """Standard deviation of a prompt's rewards; exactly 0 where they differ by at most 1e-6 (of the largest above 1).
 
     Args:
         correction: 0 divides by the number of samples, 1 by one less.

@@ -140,7 +140,7 @@ class LIMR(_AtLeast):
 
 @register_selector("nonzero_variance")
 class NonzeroVariance(Selector):
-    """Keeps the groups whose scores are not all equal, max - min > 1e-6: dynamic sampling, without its refill.
+    """Keeps the groups whose scores are not all equal, but for rounding: dynamic sampling, without its refill.
 
     Select by accuracy: a reward that also counts the length differs in nearly every group.
 

@@ -59,9 +59,9 @@ class _Condition:
         return own or (isinstance(self.selector, _Combined) and self.selector.of_tokens)
 
     def __repr__(self) -> str:
-        shown = settings_of(self.selector)
+        settings = settings_of(self.selector)
         rule = registered_name(self.selector) + (
-            f"({', '.join(f'{k}={v!r}' for k, v in shown.items())})" if shown else ""
+            f"({', '.join(f'{k}={v!r}' for k, v in settings.items())})" if settings else ""
         )
         return rule if self.scorer is None else f"{registered_name(self.scorer)}: {rule}"
 

@@ -124,7 +124,7 @@ class GFPO(_WithinGroups):
         return subsets.group_top_k(metric, group, k, valid=valid)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"means": self._means}
+        return {"means": self._means} if self.remembers else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._means = state.get("means", self._means)

@@ -226,3 +226,9 @@ def test_an_installed_package_that_does_not_import_is_named(tmp_path, monkeypatc
     importlib.invalidate_caches()
     with pytest.raises(ImportError, match=r"components of dataflex_broken_plugin, which fails to import: no licence\."):
         components("selector")
+
+
+@pytest.mark.parametrize("name", ["my.rule", "rule(1)", "", "two words"])
+def test_a_name_that_a_checkpoint_could_not_hold_is_refused(name):
+    with pytest.raises(ValueError, match=r"The scorer is to be called .* Use letters, digits, underscores and hyphens"):
+        register_scorer(name)(type("Named", (Scorer,), {"score": lambda self, batch, step_id, **ctx: None}))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_dataflex.functional.groups import (
+    group_differs,
     group_index,
     group_mean,
     group_rank,
@@ -100,3 +101,9 @@ def test_a_sum_does_not_depend_on_the_order_of_a_million_samples():
     forward = group_sum(values, group, 1, valid)
     backward = group_sum(values.flip(0), group, 1, valid)
     assert abs(forward - backward).item() < 1e-7
+
+
+def test_an_infinite_value_differs_from_a_finite_one():
+    values = torch.tensor([torch.inf, 0.0, torch.inf, torch.inf])
+    differs = group_differs(values, torch.tensor([0, 0, 1, 1]), 2, torch.tensor([True] * 4))
+    assert differs[0]
