@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,8 +19,8 @@ MIXERS, GATES = list(components("mixer")), ["greso", "mopps", "pass_rate_band"]
 def spec(kind: str, name: str) -> dict[str, Any]:
     if name.startswith("of "):
         default = components(name.split()[1])[name.split()[2]].default_scorer
-        return {"name": default} if isinstance(default, str) else dict(default)
-    return {"name": name, "params": dict(PARAMS.get(name, {}))}
+        return {"name": default} if isinstance(default, str) else copy.deepcopy(default)
+    return {"name": name, "params": copy.deepcopy(PARAMS.get(name, {}))}
 
 
 @st.composite
