@@ -43,7 +43,7 @@ from tests.laws import PARAMS, pipeline_of
 EXAMPLES = int(os.environ.get("DATAFLEX_FUZZ_EXAMPLES", "0"))
 """Inputs to try for each property; a few that are always the same without it."""
 fuzzed = settings(
-    max_examples=EXAMPLES or 150,
+    max_examples=EXAMPLES or 60,
     derandomize=not EXAMPLES,
     deadline=None,
     database=None,
