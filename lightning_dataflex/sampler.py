@@ -186,15 +186,14 @@ class DomainMixtureSampler(DistributedSampler):
             self._length = self._length_now() if announced is None else announced
         self._has_drawn, self._restored = True, False
         here = self._position
-        size = self.batch_size * self.num_replicas
-        left = self._length * self.num_replicas - here.batch * size
+        left = self._length * self.num_replicas - here.batch * self.global_batch
         if left <= 0:
             return []
         proportions = self._proportions
         if self._planned and self._planned[0][0] <= here.batch:
             proportions = self._planned.pop(0)[1]
         self._log.append((here, proportions))
-        rows, self._position = self._dealer.batch(here, proportions, min(size, left))
+        rows, self._position = self._dealer.batch(here, proportions, min(self.global_batch, left))
         return rows
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -218,7 +217,7 @@ class DomainMixtureSampler(DistributedSampler):
         return {
             "epoch": here.epoch,
             "batch": here.batch,
-            "global_batch": self.batch_size * self.num_replicas,
+            "global_batch": self.global_batch,
             "drawn": dict(zip(self.domains, here.drawn)),
             "owed": dict(zip(self.domains, here.owed)),
             "ahead": [{"batch": batch, "proportions": dict(zip(self.domains, shares))} for batch, shares in ahead],
@@ -229,9 +228,8 @@ class DomainMixtureSampler(DistributedSampler):
     def start_of_next_epoch(self) -> dict[str, Any]:
         """The state with which the epoch after this one starts."""
         owed = dict(zip(self.domains, self._position.owed))
-        size = self.batch_size * self.num_replicas
         drawn = dict.fromkeys(self.domains, 0)
-        start = {"epoch": self.epoch + 1, "batch": 0, "global_batch": size, "drawn": drawn, "owed": owed}
+        start = {"epoch": self.epoch + 1, "batch": 0, "global_batch": self.global_batch, "drawn": drawn, "owed": owed}
         return start | {"ahead": [], "proportions": self.proportions, "length": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -251,12 +249,11 @@ class DomainMixtureSampler(DistributedSampler):
             raise ValueError(f"What is owed to the domains is {state['owed']}. It must be numbers.")
         self.set_proportions(matched(state["proportions"], self.domains))
         length = state["length"] // self.num_replicas if same and state["length"] is not None else None
-        size = self.batch_size * self.num_replicas
-        if position.batch and size != state["global_batch"]:
+        if position.batch and self.global_batch != state["global_batch"]:
             warn_once(
                 self,
                 f"The checkpoint was written with {state['global_batch']} prompts in a batch of all ranks, and here "
-                f"are {size}: epoch {position.epoch} goes on with what it has not drawn, and ends after "
+                f"are {self.global_batch}: epoch {position.epoch} goes on with what it has not drawn, and ends after "
                 "as many batches as an epoch now has, those before the stop included.",
             )
             length = None
@@ -264,6 +261,11 @@ class DomainMixtureSampler(DistributedSampler):
             position, ahead, length = Position(position.epoch + 1, owed=owed), [], None
         self._start(position, ahead, length)
         self._restored = True
+
+    @property
+    def global_batch(self) -> int:
+        """Prompts in a batch of all ranks."""
+        return self.batch_size * self.num_replicas
 
     @property
     def num_batches(self) -> int:

@@ -13,7 +13,7 @@ from lightning_dataflex.functional.choices import shown
 MOST_WHOLE = 2**63 - 1
 """The largest whole number that a tensor holds."""
 MOST_NESTED, MOST_ENTRIES = 32, 1_000_000
-"""How deep the parameters of a component may be nested, and how many entries they may have."""
+"""How deep parameters of a component, or fields of a batch, may be nested, and how many entries parameters may have."""
 
 
 def is_number(value: object) -> bool:

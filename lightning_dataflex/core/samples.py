@@ -16,14 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.checks import MOST_NESTED
 from lightning_dataflex.core.containers import ORIGINAL, copy_with, is_verl, stores
 from lightning_dataflex.core.numbers import as_numbers, check_rows_apart
 from lightning_dataflex.core.rollout import ALIASES, FIELDS, RolloutBatch, is_per_sample
 from lightning_dataflex.packing import Block
 from lightning_dataflex.packing import joined as joined_columns
-
-MOST_NESTED = 32
-"""Mappings within mappings in which there may be fields of samples."""
 
 Columns = dict[str, Any]
 """The fields of a batch that have an entry per sample, by the names that the batch has for them."""
