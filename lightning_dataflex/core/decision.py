@@ -14,6 +14,7 @@ from lightning_dataflex.core.containers import ORIGINAL
 from lightning_dataflex.core.numbers import as_numbers
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.summary import Summary, merged
+from lightning_dataflex.functional.blocks import by_rows
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,18 @@ class Decision:
 
         Weights that the batch has already are multiplied.
         """
-        mask = batch.token_mask
         home = batch.get("response_mask")
         weights = self.weights.to(home.device) if isinstance(home, Tensor) else self.weights
         if batch.get(weights_key) is not None:
             there = batch.tensor(weights_key).to(weights.device)
             there = there if there.dim() == 2 else there[:, None]
-            weights = torch.where(weights != 0, weights * there, 0.0)
+            weights = by_rows(lambda w, t: torch.where(w != 0, w * t, 0.0), weights, there)
         updates: dict[str, Any] = {weights_key: weights}
         if drop != "weight":
             current = as_numbers(batch["response_mask"], "response_mask")
-            dropped = mask & ~(self.keep if self.keep.dim() == 2 else self.keep[:, None])
-            updates["response_mask"] = torch.where(dropped.to(current.device), torch.zeros_like(current), current)
+            keep = (self.keep if self.keep.dim() == 2 else self.keep[:, None]).to(current.device)
+            # What is no valid token is 0 already.
+            updates["response_mask"] = by_rows(lambda k, m: torch.where(k, m, m.new_zeros(())), keep, current)
             updates[ORIGINAL + "response_mask"] = batch.original("response_mask")
         if self.advantages is not None:
             batch.require(["advantages"])

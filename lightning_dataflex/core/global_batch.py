@@ -42,7 +42,7 @@ def global_batch(
     """
     if num_ranks(group) == 1:
         batch = local()
-        return batch, slice(0, batch.num_samples), {name: column() for name, column in more.items()}
+        return in_brief(batch, parts), slice(0, batch.num_samples), {name: column() for name, column in more.items()}
 
     def own() -> tuple[Columns, int]:
         batch = local()
@@ -50,12 +50,29 @@ def global_batch(
         return rewards_and_groups(batch) | telling_columns(batch, parts) | own_more, batch.num_samples
 
     columns, rows = exchanged(own, group, what)
+    further = {name: columns.pop(name) for name in more}
+    return RolloutBatch(_constants(local(), parts) | columns), rows, further
+
+
+def in_brief(batch: RolloutBatch, parts: Iterable[Part]) -> RolloutBatch:
+    """What these parts have to know of each sample as a batch of a few columns, where they can say; else the batch.
+
+    Tables of tokens are then read once, whatever is done with the columns.
+    """
+    columns = joint_columns([part.columns(batch) for part in parts])
+    if columns is None:
+        return batch
+    brief = rewards_and_groups(batch) | {"num_tokens": batch.num_tokens} | columns
+    found = RolloutBatch(_constants(batch, parts) | brief)
+    if "uid" in brief:
+        found.groups = batch.groups
+    return found
+
+
+def _constants(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any]:
     # A setting that a rule reads from the batch, such as a temperature, is the same on every rank.
     required = {name for part in parts for name in part.requires}
-    mine = local()
-    constants = {name: mine.original(name) for name in required if not is_per_sample(mine.original(name))}
-    further = {name: columns.pop(name) for name in more}
-    return RolloutBatch(constants | columns), rows, further
+    return {name: batch.original(name) for name in required if not is_per_sample(batch.original(name))}
 
 
 def telling_columns(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any]:

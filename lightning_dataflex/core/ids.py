@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -33,26 +35,42 @@ def stable_ids(values: Any, name: str = "uid") -> Tensor:
         >>> first == third, first == second
         (True, False)
     """
+    ids, index = distinct_ids(values, name)
+    return ids if index is None else ids[index]
+
+
+def distinct_ids(values: Any, name: str = "uid") -> tuple[Tensor, Tensor | None]:
+    """The `stable_ids` of the distinct values in the order in which they come first, and which of them each value has.
+
+    For values that are integers it gives their ids, and None.
+
+    Example:
+        >>> distinct_ids(["7", "8", "7"])[1], distinct_ids(torch.tensor([7, 8, 7]))
+        (tensor([0, 1, 0]), (tensor([7, 8, 7]), None))
+    """
     if isinstance(values, (Tensor, np.ndarray)) and values.ndim != 1:
         raise ValueError(f"{name} has shape {tuple(values.shape)}. It must be (samples,).")
     values = dense(values, name) if isinstance(values, Tensor) else values
     if isinstance(values, Tensor) and not values.is_floating_point() and values.dtype != torch.uint64:
-        return values.long()
+        return values.long(), None
     if isinstance(values, np.ndarray) and values.dtype.kind in "biu" and values.dtype.newbyteorder("=") != np.uint64:
-        return torch.from_numpy(values.astype(np.int64, order="C"))
+        return torch.from_numpy(values.astype(np.int64, order="C")), None
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     if items and isinstance(items[0], Tensor):
         items = [item.item() if isinstance(item, Tensor) and item.dim() == 0 else item for item in items]
     try:
-        distinct = dict.fromkeys(items, 0)
+        distinct: defaultdict[Any, int] = defaultdict(itertools.count().__next__)
+        index = torch.from_numpy(np.fromiter(map(distinct.__getitem__, items), np.int64, len(items)))
     except (TypeError, RecursionError) as error:
         raise ValueError(f"{name} holds values that cannot be compared: {error}. Use strings or ints.") from error
     if None in distinct:
         raise ValueError(f"{name} of sample {items.index(None)} is None. Give every sample the id of its group.")
     if any(item != item for item in distinct):
         raise ValueError(f"{name} holds NaN. Give every sample the id of its group.")
-    ids = {item: _id(_plain(item, name)) for item in distinct}
-    return torch.tensor([ids[item] for item in items], dtype=torch.int64)
+    if set(map(type, distinct)) == {str}:
+        digests = bytearray().join([_digest("str", item) for item in distinct])
+        return torch.from_numpy(np.frombuffer(digests, "<i8").astype(np.int64)), index
+    return torch.tensor([_id(_plain(item, name)) for item in distinct], dtype=torch.int64), index
 
 
 def prompt_ids(batch: Any) -> Tensor:
@@ -81,4 +99,8 @@ def _id(item: Any) -> int:
     if isinstance(item, int) and -(2**63) <= item < 2**63:
         return int(item)
     kind = "tuple" if isinstance(item, tuple) else type(item).__name__
-    return int.from_bytes(hashlib.blake2b(f"{kind}:{item!r}".encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(_digest(kind, item), "little", signed=True)
+
+
+def _digest(kind: str, item: Any) -> bytes:
+    return hashlib.blake2b(f"{kind}:{item!r}".encode(), digest_size=8).digest()

@@ -14,7 +14,7 @@ from lightning_dataflex.core.actuator import Actuator, Mixer, Reweighter, Select
 from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Scope
 from lightning_dataflex.core.decision import Decision
-from lightning_dataflex.core.global_batch import global_batch
+from lightning_dataflex.core.global_batch import global_batch, in_brief
 from lightning_dataflex.core.memory import memory_of, recall
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
@@ -23,6 +23,7 @@ from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers, scaled
 from lightning_dataflex.core.tidy import fields_screened, scorable, scored
 from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.weighting import rescaled, unit_scale
 from lightning_dataflex.sync import Group, exchanged
 
@@ -151,7 +152,7 @@ class Pipeline:
         # Read, and for a rule on rows also decided on, inside of the exchange, which tells the other ranks of an error.
         local = functools.cache(lambda: self._read(batch))
         if self.row_wise:
-            acted = functools.cache(lambda: self._action(local(), step_id, progress))
+            acted = functools.cache(lambda: self._action(in_brief(local(), self._parts), step_id, progress))
             numbers, rows = self._exchanged(local, acted)
             action = acted()
         else:
@@ -172,10 +173,11 @@ class Pipeline:
         elif isinstance(self.actuator, Reweighter):
             action, numbers = self._scaled(self.actuator, action, numbers, rows)
         decision = self._decision(local(), action, numbers, fell_back)
-        if decision.metrics["n_nan"] > 0:
+        num_nan = int(((numbers["num_tokens"] > 0) & ~numbers["scored"]).sum())
+        if num_nan:
             warn_once(
                 self,
-                f"{int(decision.metrics['n_nan'])} samples have no score: their reward, or another field that "
+                f"{num_nan} samples have no score: their reward, or another field that "
                 f"{registered_name(self.scorer)} reads, is NaN. They are not kept; the others are scored without them.",
             )
         return decision
@@ -265,7 +267,7 @@ class Pipeline:
         return Decision(
             scores=action.scores,
             keep=action.keep,
-            weights=torch.where(mask.to(spread_out.device), spread_out, 0.0).float(),
+            weights=by_rows(lambda m, w: torch.where(m, w, 0.0).float(), mask.to(spread_out.device), spread_out),
             advantages=action.advantages,
             summary=Summary(numbers, of_tokens=action.keep.dim() == 2),
             num_kept=int(numbers["num_kept"].sum()),

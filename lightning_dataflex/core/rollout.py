@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.containers import ORIGINAL, as_array, as_tensor, copy_with, is_batch, stores, write
-from lightning_dataflex.core.ids import stable_ids
+from lightning_dataflex.core.ids import distinct_ids
 from lightning_dataflex.core.numbers import as_numbers, dense
 from lightning_dataflex.functional import scoring
+from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.groups import group_index
+from lightning_dataflex.functional.tokens import num_valid
 
 FIELDS = (
     "response_mask",
@@ -88,7 +90,7 @@ class RolloutBatch:
 
     def __setitem__(self, name: str, value: Any) -> None:
         write(self.source, self.fields.get(name, name), value)
-        for cached in ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups"):
+        for cached in ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups", "_distinct_groups"):
             vars(self).pop(cached, None)
 
     def keys(self) -> list[str]:
@@ -165,10 +167,12 @@ class RolloutBatch:
             mask = mask.reshape(0, 1)
         if mask.dim() != 2:
             raise ValueError(f"response_mask has shape {tuple(mask.shape)}. It must be (samples, response tokens).")
-        if mask.dtype != torch.bool and not (mask >= 0).all():
+        if mask.dtype == torch.bool:
+            return mask
+        if mask.numel() and not mask.aminmax().min >= 0:
             odd = mask[~(mask >= 0)][0].item()
             raise ValueError(f"response_mask holds {odd}. Give 1 for a valid token and 0 for any other.")
-        return mask != 0
+        return by_rows(lambda rows: rows != 0, mask)
 
     @property
     def token_mask(self) -> Tensor:
@@ -189,7 +193,7 @@ class RolloutBatch:
     def num_tokens(self) -> Tensor:
         """(N,) int64 valid tokens of each sample; 1 each where the batch says nothing of tokens."""
         if self.response_mask is not None:
-            return self.response_mask.sum(-1)
+            return num_valid(self.response_mask)
         if "num_tokens" in self:
             return self.tensor("num_tokens").long()
         return torch.ones(self.num_samples, dtype=torch.int64)
@@ -202,16 +206,22 @@ class RolloutBatch:
     @functools.cached_property
     def group_ids(self) -> Tensor:
         """(N,) int64, equal for samples of one group; see `stable_ids`."""
-        uid = self.original("uid")
-        if uid is None:
-            raise ValueError(self.missing("uid"))
-        self.check_rows("uid", uid)
-        return stable_ids(uid).to(self.num_tokens.device)
+        ids, index = self._distinct_groups
+        return (ids if index is None else ids[index]).to(self.num_tokens.device)
 
     @functools.cached_property
     def groups(self) -> tuple[Tensor, int]:
         """The dense group index (N,) of each sample, and the number of groups; see `group_index`."""
-        return group_index(self.group_ids)
+        ids, index = self._distinct_groups
+        return group_index(self.group_ids) if index is None else (index.to(self.num_tokens.device), len(ids))
+
+    @functools.cached_property
+    def _distinct_groups(self) -> tuple[Tensor, Tensor | None]:
+        uid = self.original("uid")
+        if uid is None:
+            raise ValueError(self.missing("uid"))
+        self.check_rows("uid", uid)
+        return distinct_ids(uid)
 
     def tensor(self, name: str) -> Tensor:
         """A numeric field as a tensor, (N,) or (N, L), before any decision replaced it; without gradient."""

@@ -89,7 +89,7 @@ class TidyBatch(RolloutBatch):
     @functools.cached_property
     def groups(self) -> tuple[Tensor, int]:
         # The rules of a step share one sort of the ids, unless rows are left out.
-        return self._whole.groups if self._all else group_index(self.group_ids)
+        return self._whole.groups if self._all else group_index(self._taken(self._whole.groups[0]))
 
     def _taken(self, value: Any) -> Any:
         if self._all or not isinstance(value, (Tensor, np.ndarray, list, tuple)) or len(value) != len(self._rows):

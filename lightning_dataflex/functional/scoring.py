@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_mean, group_std
-from lightning_dataflex.functional.tokens import as_float
+from lightning_dataflex.functional.tokens import as_float, num_valid, token_sum
 
 TokenReduction = Literal["mean", "sum", "max"]
 
@@ -31,9 +31,9 @@ def outcome(rewards: Tensor, response_mask: Tensor | None = None) -> Tensor:
     rewards = as_float(rewards)
     if response_mask is None:
         return rewards if rewards.dim() == 1 else rewards.sum(-1)
-    valid = response_mask.bool()
-    total = rewards if rewards.dim() == 1 else torch.where(valid, rewards, 0.0).sum(-1)
-    return torch.where(valid.any(-1), total, torch.nan)
+    if rewards.dim() == 1:
+        return torch.where(num_valid(response_mask) > 0, rewards, torch.nan)
+    return token_sum(rewards, response_mask)
 
 
 def is_solved(outcomes: Tensor, success_threshold: float) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.blocks import by_rows
+
 
 def token_mean(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
     """Mean over each sample's valid tokens of (N, L) values, or (N,) values as they are; NaN for an empty sample.
@@ -16,10 +18,9 @@ def token_mean(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
     values = as_float(values)
     if response_mask is None:
         return values if values.dim() == 1 else values.mean(-1)
-    length = response_mask.bool().sum(-1)
     if values.dim() == 1:
-        return torch.where(length > 0, values, torch.nan)
-    return torch.where(response_mask.bool(), values, 0.0).sum(-1) / length
+        return torch.where(num_valid(response_mask) > 0, values, torch.nan)
+    return by_rows(lambda v, m: torch.where(m.bool(), v, 0.0).sum(-1) / m.bool().sum(-1), values, response_mask)
 
 
 def token_sum(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
@@ -31,8 +32,22 @@ def token_sum(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
     """
     if response_mask is None:
         return as_float(values).sum(-1)
-    valid = response_mask.bool()
-    return torch.where(valid.any(-1), torch.where(valid, as_float(values), 0.0).sum(-1), torch.nan)
+
+    def sums(rows: Tensor, mask: Tensor) -> Tensor:
+        valid = mask.bool()
+        return torch.where(valid.sum(-1) > 0, torch.where(valid, as_float(rows), 0.0).sum(-1), torch.nan)
+
+    return by_rows(sums, values, response_mask)
+
+
+def num_valid(response_mask: Tensor) -> Tensor:
+    """The number of valid tokens of each sample, (N,) int64.
+
+    Example:
+        >>> num_valid(torch.tensor([[1, 1], [0, 0]]))
+        tensor([2, 0])
+    """
+    return by_rows(lambda mask: mask.bool().sum(-1), response_mask)
 
 
 def as_float(values: Tensor) -> Tensor:
