@@ -15,6 +15,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import check_length, checked_index, measure_of, scored_rows, tokens_of
 from lightning_dataflex.core.tidy import TidyBatch, fields_screened, placed
 from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.weighting import finite_weights, mean_one
 
@@ -182,14 +183,12 @@ class Reweighter(Actuator):
         weights = torch.as_tensor(self.act(scores[rows], tidy, **ctx)).detach()
         check_length(self, weights, tidy)
         weights = weights if weights.dtype == torch.float64 else weights.float()
-        if weights.dim() == 2:
-            weights = torch.where(tokens_of(tidy, weights) > 0, weights, 0.0)
-        weights = torch.where(weights.isnan(), 0.0, weights)
-        if (weights < 0).any():
-            raise ValueError(
-                f"{type(self).__name__}.act gave a weight of {float(weights.min())}. Weights must be >= 0."
-            )
-        if weights.isinf().any():
+        valid = tidy.token_mask if weights.dim() == 2 else torch.ones_like(weights, dtype=torch.bool)
+        weights = by_rows(lambda w, v: torch.where(v & ~w.isnan(), w, 0.0), weights, valid.to(weights.device))
+        low, high = weights.aminmax()
+        if low < 0:
+            raise ValueError(f"{type(self).__name__}.act gave a weight of {float(low)}. Weights must be >= 0.")
+        if high == torch.inf:
             if self.normalize == "none":
                 raise ValueError(f"{type(self).__name__} gave an infinite weight. Weights must be finite.")
             weights = finite_weights(weights)

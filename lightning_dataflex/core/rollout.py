@@ -90,7 +90,15 @@ class RolloutBatch:
 
     def __setitem__(self, name: str, value: Any) -> None:
         write(self.source, self.fields.get(name, name), value)
-        for cached in ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups", "_distinct_groups"):
+        for cached in (
+            "response_mask",
+            "num_samples",
+            "num_tokens",
+            "outcomes",
+            "group_ids",
+            "groups",
+            "_distinct_groups",
+        ):
             vars(self).pop(cached, None)
 
     def keys(self) -> list[str]:
@@ -253,7 +261,13 @@ class RolloutBatch:
         """Advantages (N,) in the shape and number type of the batch's own, 0 in padding."""
         like = self.tensor("advantages")
         values = values.to(like if like.is_floating_point() else like.float())
-        return values if like.dim() == 1 else torch.where(self.token_mask.to(values.device), values[:, None], 0.0)
+        return (
+            values
+            if like.dim() == 1
+            else by_rows(
+                lambda mask, rows: torch.where(mask, rows, 0.0), self.token_mask.to(values.device), values[:, None]
+            )
+        )
 
     def check_rows(self, name: str, value: Any) -> None:
         """Raise a ValueError unless a field has a row for each sample."""

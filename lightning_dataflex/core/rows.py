@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.tidy import scorable, scored
+from lightning_dataflex.functional.blocks import by_rows
 
 
 def scored_rows(batch: Any, scores: Any, names: Iterable[str] = ()) -> tuple[RolloutBatch, Tensor, Tensor]:
@@ -20,10 +21,15 @@ def scored_rows(batch: Any, scores: Any, names: Iterable[str] = ()) -> tuple[Rol
         batch = RolloutBatch({"num_tokens": torch.ones(len(scores), dtype=torch.int64)})
     if len(scores) != batch.num_samples:
         raise ValueError(f"There are {len(scores)} scores for {batch.num_samples} samples. Give one per sample.")
-    if scores.dim() == 2:
+    if scores.dim() == 2 and batch.response_mask is not None:
         # What stands in padding tokens is no score, NaN included.
-        scores = torch.where(tokens_of(batch, scores) > 0, scores, torch.zeros_like(scores))
+        scores = blank_padding(scores, batch.response_mask)
     return batch, scores, scored(batch, scores) & scorable(batch, names).to(scores.device)
+
+
+def blank_padding(values: Tensor, mask: Tensor) -> Tensor:
+    """The values (N, L) with 0 in padding, whatever stood there."""
+    return by_rows(lambda rows, valid: torch.where(valid, rows, rows.new_zeros(())), values, mask.to(values.device))
 
 
 def checked_index(rule: object, kept: Tensor, num_samples: int) -> Tensor:

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.groups import group_index, group_mean, group_sum
 from lightning_dataflex.functional.scoring import no_signal
+from lightning_dataflex.functional.tokens import num_valid
 from lightning_dataflex.functional.weighting import row_means
 
 SOLVED = 0.5
@@ -38,13 +40,11 @@ def row_numbers(
         with a measure `measure` and the mean weight by it, `measured`.
     """
     mask = batch.token_mask.to(weights.device)
-    tokens = mask.sum(-1) if weights.dim() == 2 or keep.dim() == 2 else batch.num_tokens.to(weights.device)
+    tokens = num_valid(mask) if weights.dim() == 2 or keep.dim() == 2 else batch.num_tokens.to(weights.device)
     mean, std = weights.double(), torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
     if weights.dim() == 2:
-        exact = torch.where(mask, weights.double(), 0.0)
-        mean = exact.sum(-1) / tokens.clamp(min=1)
-        std = (torch.where(mask, exact - mean[:, None], 0.0).square().sum(-1) / tokens.clamp(min=1)).sqrt()
-    kept = (keep & mask).sum(-1) if keep.dim() == 2 else keep & (tokens > 0)
+        mean, std = by_rows(_mean_and_std, weights, mask).unbind(-1)
+    kept = by_rows(lambda k, m: (k & m).sum(-1), keep, mask) if keep.dim() == 2 else keep & (tokens > 0)
     logged = rewards_and_groups(batch)
     if "rm_scores" in logged:
         logged["rm_scores"] = logged["rm_scores"].float()
@@ -58,6 +58,13 @@ def row_numbers(
         "weight_std": std.float(),
         "scored": scored,
     }
+
+
+def _mean_and_std(weights: Tensor, mask: Tensor) -> Tensor:
+    exact, num = torch.where(mask, weights.double(), 0.0), mask.sum(-1).clamp(min=1)
+    mean = exact.sum(-1) / num
+    deviations = torch.where(mask, exact - mean[:, None], 0.0)
+    return torch.stack([mean, (deviations.square().sum(-1) / num).sqrt()], -1)
 
 
 def scaled(numbers: RowNumbers, scale: Tensor) -> RowNumbers:

@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_dataflex.core.containers import as_tensor
 from lightning_dataflex.core.numbers import dense
 from lightning_dataflex.core.rollout import FieldView, RolloutBatch
+from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.scoring import unscored
 
@@ -52,7 +53,7 @@ class TidyBatch(RolloutBatch):
             value = self._whole.group_ids.cpu().numpy()
         table = as_tensor(value)
         if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape and name != "response_mask":
-            value = torch.where(mask.to(table.device), table, torch.zeros((), dtype=table.dtype, device=table.device))
+            value = by_rows(lambda m, rows: torch.where(m, rows, rows.new_zeros(())), mask.to(table.device), table)
         if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
         return self._taken(value)
@@ -143,7 +144,8 @@ def placed(values: Tensor, rows: Tensor, fill: float) -> Tensor:
 
 
 def _any_nan(value: Tensor, mask: Tensor | None) -> Tensor:
-    missing = value.isnan()
-    if mask is not None and mask.shape == value.shape:
-        missing = missing & mask.to(missing.device)
-    return missing if missing.dim() == 1 else missing.flatten(1).any(-1)
+    if value.dim() == 1:
+        return value.isnan()
+    if mask is None or mask.shape != value.shape:
+        return by_rows(lambda rows: rows.isnan().flatten(1).sum(-1) > 0, value)
+    return by_rows(lambda rows, valid: (rows.isnan() & valid).sum(-1) > 0, value, mask.to(value.device))

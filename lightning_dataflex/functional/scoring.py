@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_mean, group_std
 from lightning_dataflex.functional.tokens import as_float, num_valid, token_sum
@@ -141,17 +142,21 @@ def advantage_magnitude(
         tensor([2.])
     """
     check_choice("agg", reduction, TokenReduction)
-    size = as_float(advantages).abs()
     if response_mask is None:
+        size = as_float(advantages).abs()
         return size if size.dim() == 1 else getattr(torch, "amax" if reduction == "max" else reduction)(size, -1)
-    valid = response_mask.bool()
-    size = torch.where(valid, size[:, None] if size.dim() == 1 else size, 0.0)
-    length = valid.sum(-1)
-    # A padded column, because the maximum of no tokens at all is an error.
-    reduced = torch.nn.functional.pad(size, (0, 1)).amax(-1) if reduction == "max" else size.sum(-1)
-    if reduction == "mean":
-        reduced = reduced / length.clamp(min=1)
-    return torch.where(length > 0, reduced, torch.nan)
+
+    def magnitudes(advantages: Tensor, mask: Tensor) -> Tensor:
+        valid = mask.bool()
+        sizes = torch.where(valid, as_float(advantages).abs(), 0.0)
+        length = valid.sum(-1)
+        # A padded column, because the maximum of no tokens at all is an error.
+        reduced = torch.nn.functional.pad(sizes, (0, 1)).amax(-1) if reduction == "max" else sizes.sum(-1)
+        if reduction == "mean":
+            reduced = reduced / length.clamp(min=1)
+        return torch.where(length > 0, reduced, torch.nan)
+
+    return by_rows(magnitudes, advantages[:, None] if advantages.dim() == 1 else advantages, response_mask)
 
 
 def token_prob(log_probs: Tensor, response_mask: Tensor | None = None) -> Tensor:
@@ -161,8 +166,9 @@ def token_prob(log_probs: Tensor, response_mask: Tensor | None = None) -> Tensor
         >>> token_prob(torch.tensor([[0.0, -torch.inf, torch.nan]]), torch.tensor([[1, 1, 0]]))
         tensor([[1., 0., 0.]])
     """
-    probs = as_float(log_probs).exp()
-    return probs if response_mask is None else torch.where(response_mask.bool(), probs, 0.0)
+    if response_mask is None:
+        return as_float(log_probs).exp()
+    return by_rows(lambda x, mask: torch.where(mask.bool(), as_float(x).exp(), 0.0), log_probs, response_mask)
 
 
 def trajectory_alignment(rates: Tensor, baseline: Tensor | None = None) -> Tensor:
@@ -214,4 +220,8 @@ def unscored(scores: Tensor) -> Tensor:
         >>> unscored(torch.tensor([0.0, torch.nan])), unscored(torch.tensor([[0.0, torch.nan], [1.0, 1.0]]))
         (tensor([False,  True]), tensor([ True, False]))
     """
-    return scores.isnan() if scores.dim() == 1 else scores.isnan().any(-1)
+    if scores.dim() == 1:
+        return scores.isnan()
+    # A sum over a row is NaN for one NaN, and for infinite scores of both signs.
+    odd = by_rows(lambda rows: rows.sum(-1, dtype=torch.float64), scores).isnan()
+    return odd & by_rows(lambda rows: rows.isnan().sum(-1) > 0, scores) if odd.any() else odd

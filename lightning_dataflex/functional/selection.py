@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.groups import TOLERANCE
 from lightning_dataflex.functional.weighting import quantile
 
@@ -26,9 +27,8 @@ def in_band(scores: Tensor, low: float, high: float, *, closed: bool = False) ->
         >>> in_band(torch.tensor([0.0, 0.2, 0.5, torch.nan]), 0.2, 0.8, closed=True)
         tensor([False,  True,  True, False])
     """
-    scores = scores.double()
     margin = -TOLERANCE if closed else TOLERANCE
-    return (scores > low + margin) & (scores < high - margin)
+    return by_rows(lambda rows: (rows.double() > low + margin) & (rows.double() < high - margin), scores)
 
 
 def at_least(scores: Tensor, threshold: float, *, strict: bool = False) -> Tensor:
@@ -38,7 +38,8 @@ def at_least(scores: Tensor, threshold: float, *, strict: bool = False) -> Tenso
         >>> at_least(torch.tensor([0.5, 0.6, 0.7, torch.nan]), 0.6)
         tensor([False,  True,  True, False])
     """
-    return scores.double() > threshold + (TOLERANCE if strict else -TOLERANCE)
+    limit = threshold + (TOLERANCE if strict else -TOLERANCE)
+    return by_rows(lambda rows: rows.double() > limit, scores)
 
 
 def top_fraction(scores: Tensor, fraction: float, *, largest: bool = True, valid: Tensor | None = None) -> Tensor:
@@ -108,7 +109,9 @@ def top_tokens(scores: Tensor, response_mask: Tensor, fraction: float) -> Tensor
         >>> top_tokens(torch.tensor([[0.1, 2.0, 0.3, 9.9]]), torch.tensor([[1, 1, 1, 0]]), 0.2)
         tensor([[False,  True, False, False]])
     """
-    valid = response_mask.bool() & ~scores.isnan()
-    if not valid.any():
+    valid = by_rows(lambda mask, rows: mask.bool() & ~rows.isnan(), response_mask, scores)
+    values = scores[valid]
+    if not len(values):
         return torch.zeros_like(valid)
-    return valid & (scores >= quantile(scores[valid].double(), 1 - fraction))
+    lowest = quantile(values, 1 - fraction)
+    return by_rows(lambda inside, rows: inside & (rows >= lowest), valid, scores)

@@ -6,8 +6,11 @@ stays that of the unweighted loss and only the emphasis moves.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from lightning_dataflex.functional.blocks import by_rows
 
 FLOAT_MAX = torch.finfo(torch.float32).max
 """The largest number that a weight can be."""
@@ -75,8 +78,12 @@ def rescaled(weights: Tensor, scale: Tensor) -> Tensor:
         >>> rescaled(torch.tensor([4.0, 2e-38]), torch.tensor(0.25))
         tensor([1., 0.])
     """
-    product = (weights.double() * scale).to(weights.dtype)
-    return torch.where(product < torch.finfo(product.dtype).tiny, 0.0, product)
+
+    def scaled(rows: Tensor) -> Tensor:
+        product = (rows.double() * scale).to(rows.dtype)
+        return torch.where(product < torch.finfo(product.dtype).tiny, 0.0, product)
+
+    return by_rows(scaled, weights)
 
 
 def finite_weights(weights: Tensor) -> Tensor:
@@ -129,20 +136,30 @@ def quantile_band(scores: Tensor, low_q: float, high_q: float, focus_weight: flo
 
 
 def quantile(values: Tensor, q: float) -> Tensor:
-    """Linear-interpolation quantile, for more values than the 2^24 that `torch.quantile` takes.
+    """Linear-interpolation quantile, float64 scalar, for more values than the 2^24 that `torch.quantile` takes.
 
     Example:
         >>> quantile(torch.tensor([0.0, 1.0, 4.0]), 0.75)
-        tensor(2.5000)
+        tensor(2.5000, dtype=torch.float64)
     """
     place = q * (len(values) - 1)
     # What rounding adds to a whole place would fall between two values.
     place = round(place) if abs(place - round(place)) < 1e-9 * max(1.0, place) else place
     below = int(place)
-    low, high = (values.kthvalue(min(rank, len(values))).values for rank in (below + 1, below + 2))
+    low, high = _order_statistics(values, below, min(below + 1, len(values) - 1))
     # Beside an infinite value the nearer neighbour is taken: interpolating would give NaN.
     nearer = low if place - below < 0.5 else high
-    return torch.where(low.isfinite() & high.isfinite(), torch.lerp(low, high, place - below), nearer)
+    between = torch.lerp(low.double(), high.double(), place - below)
+    return torch.where(low.isfinite() & high.isfinite(), between, nearer)
+
+
+def _order_statistics(values: Tensor, *places: int) -> list[Tensor]:
+    """The values at these places of the sorted ones."""
+    if values.device.type != "cpu":
+        return [values.kthvalue(place + 1).values for place in places]
+    # NumPy finds all in one pass, and keeps no index of each value beside it.
+    ordered = torch.from_numpy(np.partition(values.numpy(), places))
+    return [ordered[place] for place in places]
 
 
 def probability_mix(probs: Tensor, alpha: float) -> Tensor:
