@@ -1,4 +1,4 @@
-"""Commands of the pages: what costs little is run, what trains is parsed and its block built; names of others are there."""
+"""Commands of the pages: what costs little is run, of what trains the block is built, what others name is there."""
 
 from __future__ import annotations
 

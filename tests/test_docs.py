@@ -1,4 +1,4 @@
-"""The catalogue says of every component what the component says of itself, and where its numbers are from."""
+"""The catalogue says of each component what it says of itself; pages lead to pages; the reference has all names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+import lightning_dataflex
 from lightning_dataflex import components
 from lightning_dataflex.core.registry import registered_name
 from tests.laws import built, scorer_of
+from tests.pages import PAGES
 from tests.test_vectors import CASES
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -101,7 +103,7 @@ def test_the_last_table_has_every_component_and_every_vector_with_its_provenance
     assert written == {(case["algorithm"], case["provenance"]) for case in CASES}
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_links_between_pages_lead_somewhere(path: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", path.read_text()):
         page = (path.parent / target) if target else path
@@ -109,3 +111,12 @@ def test_links_between_pages_lead_somewhere(path: Path) -> None:
         headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M) if page.suffix == ".md" else []
         slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
         assert not anchor or anchor in slugs, anchor
+
+
+def test_the_reference_has_every_public_name_and_every_component_under_its_own() -> None:
+    core, parts = ((DOCS / name).read_text() for name in ("reference.md", "reference_components.md"))
+    assert set(re.findall(r"^::: lightning_dataflex\.(\w+)$", core + parts, re.M)) == set(lightning_dataflex.__all__)
+    for kind in (*KINDS, "mixer"):
+        listed = parts.split(f"## {kind.capitalize()}s\n", 1)[1].split("\n## ", 1)[0]
+        pairs = re.findall(r"### `(\w+)`\n\n::: lightning_dataflex\.(\w+)\n", listed)
+        assert pairs == [(name, cls.__name__) for name, cls in components(kind).items()]  # type: ignore[arg-type]
