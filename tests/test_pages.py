@@ -14,6 +14,7 @@ import lightning.pytorch
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import Checkpoint
 from torch.utils.data import DataLoader
 
 import lightning_dataflex
@@ -22,15 +23,13 @@ from lightning_dataflex.core import registry
 from lightning_dataflex.core.building import component
 from lightning_dataflex.functional.advantages import grpo_advantages
 from tests.pages import INCLUDED, PAGES, ROOT, blocks, every, inline
-from tests.toy import as_it_is, per_token, policy, rollout
+from tests.toy import Toy, as_it_is, per_token, policy, rollout
 
 QUIET: dict[str, Any] = {
     "max_epochs": 1,
-    "max_steps": 2,
     "accelerator": "cpu",
     "devices": 1,
     "logger": False,
-    "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
 }
@@ -54,7 +53,8 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> list[lightning.pytorch.Trainer]
     made: list[lightning.pytorch.Trainer] = []
 
     def trainer(**settings: Any) -> lightning.pytorch.Trainer:
-        made.append(original(**(QUIET | settings)))
+        saves = any(isinstance(callback, Checkpoint) for callback in settings.get("callbacks", ()))
+        made.append(original(**(QUIET | {"enable_checkpointing": saves} | settings)))
         return made[-1]
 
     original = lightning.pytorch.Trainer
@@ -68,7 +68,8 @@ def namespace() -> dict[str, Any]:
     module = types.SimpleNamespace(dataflex=lightning_dataflex.DataFlexPoint())
     public = {name: getattr(lightning_dataflex, name) for name in ("DataFlexPoint", "Scorer", "register_scorer")}
     names = {"LightningModule": lightning.pytorch.LightningModule, "torch": torch, "batch": batch, "self": module}
-    return {"__name__": "page", **public, **names}
+    data = DataLoader([rollout(seed) for seed in range(12)], None)
+    return {"__name__": "page", **public, **names, "module": Toy(), "data": data}
 
 
 def run(page: Path) -> dict[str, Any]:
@@ -90,7 +91,10 @@ WITH_PYTHON = [page for page in PAGES if blocks(page, "python") and page.parent.
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
-def test_python_runs_in_the_order_of_the_page(page: Path, trainers: list[Any]) -> None:
+def test_python_runs_in_the_order_of_the_page(
+    page: Path, trainers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run(page)
 
 
