@@ -246,6 +246,9 @@ class DataFlexCallback(Callback):
         assert self._team is not None
         kind = self.mount_kind(pl_module)
         mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
+        mount.received = self._team.relay.reading
+        if self is not self._team.members[-1]:
+            mount.hand_on = self._team.relay.hand_on
         # Of several at the point the last acts last, of several around the training step the first.
         if self is self._team.members[0 if isinstance(mount, BatchMount) else -1]:
             mount.finish = self._finished

@@ -38,6 +38,27 @@ class DataFlexPoint(nn.Module):
         return batch
 
 
+class Relay:
+    """The reading of a batch, for the callback that acts next on it: its ids are told apart once.
+
+    Nobody has had the batch in between: what is handed on is known by the very object that the next one gets.
+    """
+
+    def __init__(self) -> None:
+        self._last: RolloutBatch | None = None
+
+    def reading(self, batch: Any, fields: Mapping[str, str]) -> RolloutBatch:
+        """The last callback's, if it has just handed on this batch and calls its fields the same; else a new one."""
+        last, self._last = self._last, None
+        if last is not None and last.source is batch and last.fields == dict(fields):
+            return last
+        return RolloutBatch.of(batch, fields)
+
+    def hand_on(self, reading: RolloutBatch, result: Any) -> None:
+        """The next callback gets `result`, which was made of this reading's batch."""
+        self._last = reading.after(result)
+
+
 class Mount(ABC):
     """One way to get at the rollout batch of a training step.
 
@@ -57,9 +78,16 @@ class Mount(ABC):
     watch: Callable[[Any], Any]
     """What is done to the weights that are an argument of a loss."""
 
+    received: Callable[[Any, Mapping[str, str]], RolloutBatch]
+    """The reading of a batch."""
+
+    hand_on: Callable[[RolloutBatch, Any], None] | None = None
+    """What is told of a reading and the batch that was made of it; None where the batch goes to the module next."""
+
     def __init__(self, decide: Decide, fields: Mapping[str, str], drop: Drop, weights_key: str) -> None:
         self.decide, self.fields, self.drop, self.weights_key = decide, fields, drop, weights_key
         self.finish = self.watch = lambda given: given
+        self.received = RolloutBatch.of
         self._restore: list[Callable[[], None]] = []
 
     def attach(self, module: nn.Module) -> None:
@@ -98,8 +126,11 @@ class PointMount(Mount):
     def _attach(self, module: nn.Module) -> None:
         @torch.compiler.disable(recursive=True)
         def hook(_point: nn.Module, _args: Any, batch: Any) -> Any:
-            rollout = RolloutBatch.of(batch, self.fields)
-            return self._with(self.decide(rollout), rollout)
+            rollout = self.received(batch, self.fields)
+            result = self._with(self.decide(rollout), rollout)
+            if self.hand_on is not None:
+                self.hand_on(rollout, result)
+            return result
 
         self._restore = [point.register_forward_hook(hook).remove for point in points_of(module)]
 

@@ -19,7 +19,7 @@ from lightning_dataflex.core.summary import Summary
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.gate import Gate
-from lightning_dataflex.mount import BatchMount, PointMount
+from lightning_dataflex.mount import BatchMount, PointMount, Relay
 from lightning_dataflex.refill import Refill
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Team:
 
     def __init__(self, members: Sequence[DataFlexCallback]) -> None:
         self.members = list(members)
+        self.relay = Relay()
 
     @property
     def refilling(self) -> DataFlexCallback | None:

@@ -48,6 +48,8 @@ def _has_attributes(source: Any) -> bool:
 
 def stores(source: Any) -> list[Mapping[str, Any]]:
     """The mappings that hold a batch's fields, each with `in`, `[]` and iteration over names."""
+    if type(source) is dict:
+        return [source]
     if is_verl(source):
         return [_Keyed(store) for store in (source.batch, source.non_tensor_batch) if store is not None]
     if _is_mapping(source):

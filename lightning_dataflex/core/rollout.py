@@ -35,6 +35,9 @@ FIELDS = (
 )
 """The fields of a rollout batch."""
 
+READ_ONCE = ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups", "_distinct_groups")
+"""What a reading remembers of the original fields."""
+
 ALIASES = {"rm_scores": "token_level_scores", "ref_log_probs": "ref_log_prob", "prompt_id": "uid"}
 """The second name under which a batch may carry a field: verl's; prompts whose group is named after them."""
 
@@ -90,16 +93,8 @@ class RolloutBatch:
 
     def __setitem__(self, name: str, value: Any) -> None:
         write(self.source, self.fields.get(name, name), value)
-        for cached in (
-            "response_mask",
-            "num_samples",
-            "num_tokens",
-            "outcomes",
-            "group_ids",
-            "groups",
-            "_distinct_groups",
-        ):
-            vars(self).pop(cached, None)
+        for name in READ_ONCE:
+            vars(self).pop(name, None)
 
     def keys(self) -> list[str]:
         """Field names as the batch has them."""
@@ -157,6 +152,21 @@ class RolloutBatch:
     def replaced(self, values: Mapping[str, Any]) -> Any:
         """A shallow copy of the source with these fields; the source itself stays as it is."""
         return copy_with(self.source, {self.fields.get(name, name): value for name, value in values.items()})
+
+    def after(self, source: Any) -> RolloutBatch:
+        """This reading of a copy with other decisions in it: what the original fields say is not read again.
+
+        Args:
+            source: What `replaced` gave.
+
+        Example:
+            >>> batch = RolloutBatch({"uid": ["a", "b", "a"], "response_mask": torch.ones(3, 2)})
+            >>> batch.groups is batch.after(batch.replaced({"rollout_is_weights": torch.ones(3, 2)})).groups
+            True
+        """
+        later = RolloutBatch(source, self.fields)
+        vars(later).update({name: value for name, value in vars(self).items() if name in READ_ONCE})
+        return later
 
     # -- by meaning ------------------------------------------------------------------------------------------------
 
