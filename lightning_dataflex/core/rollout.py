@@ -190,7 +190,7 @@ class RolloutBatch:
         if mask.numel() and not mask.aminmax().min >= 0:
             odd = mask[~(mask >= 0)][0].item()
             raise ValueError(f"response_mask holds {odd}. Give 1 for a valid token and 0 for any other.")
-        return by_rows(lambda rows: rows != 0, mask)
+        return by_rows(lambda rows: rows.bool(), mask)
 
     @property
     def token_mask(self) -> Tensor:
@@ -219,7 +219,7 @@ class RolloutBatch:
     @functools.cached_property
     def outcomes(self) -> Tensor:
         """(N,) reward of each sample, NaN where it cannot be scored."""
-        return scoring.outcome(self.tensor("rm_scores"), self.response_mask)
+        return scoring.outcome(self.tensor("rm_scores"), self.response_mask, length=self.num_tokens)
 
     @functools.cached_property
     def group_ids(self) -> Tensor:

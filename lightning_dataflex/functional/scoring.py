@@ -15,12 +15,13 @@ from lightning_dataflex.functional.tokens import as_float, num_valid, token_sum
 TokenReduction = Literal["mean", "sum", "max"]
 
 
-def outcome(rewards: Tensor, response_mask: Tensor | None = None) -> Tensor:
+def outcome(rewards: Tensor, response_mask: Tensor | None = None, *, length: Tensor | None = None) -> Tensor:
     """Reward of each sample: the sum of its valid tokens' rewards.
 
     Args:
         rewards: (N, L) token rewards, or (N,) rewards that are already per sample.
         response_mask: (N, L); what stands elsewhere is not read.
+        length: (N,) the number of valid tokens, where it is known.
 
     Returns:
         (N,) float. NaN for a sample without a valid token, and where a valid reward is NaN.
@@ -33,8 +34,8 @@ def outcome(rewards: Tensor, response_mask: Tensor | None = None) -> Tensor:
     if response_mask is None:
         return rewards if rewards.dim() == 1 else rewards.sum(-1)
     if rewards.dim() == 1:
-        return torch.where(num_valid(response_mask) > 0, rewards, torch.nan)
-    return token_sum(rewards, response_mask)
+        return torch.where((num_valid(response_mask) if length is None else length) > 0, rewards, torch.nan)
+    return token_sum(rewards, response_mask, length=length)
 
 
 def is_solved(outcomes: Tensor, success_threshold: float) -> Tensor:

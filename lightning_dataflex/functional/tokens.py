@@ -23,8 +23,13 @@ def token_mean(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
     return by_rows(lambda v, m: torch.where(m.bool(), v, 0.0).sum(-1) / m.bool().sum(-1), values, response_mask)
 
 
-def token_sum(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
+def token_sum(values: Tensor, response_mask: Tensor | None = None, *, length: Tensor | None = None) -> Tensor:
     """Sum over each sample's valid tokens, (N,); NaN for an empty sample.
+
+    Args:
+        values: (N, L).
+        response_mask: (N, L); what stands elsewhere is not read.
+        length: (N,) the number of valid tokens, where it is known.
 
     Example:
         >>> token_sum(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[1, 1, 0]]))
@@ -32,12 +37,9 @@ def token_sum(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
     """
     if response_mask is None:
         return as_float(values).sum(-1)
-
-    def sums(rows: Tensor, mask: Tensor) -> Tensor:
-        valid = mask.bool()
-        return torch.where(valid.sum(-1) > 0, torch.where(valid, as_float(rows), 0.0).sum(-1), torch.nan)
-
-    return by_rows(sums, values, response_mask)
+    length = num_valid(response_mask) if length is None else length
+    total = by_rows(lambda v, mask: torch.where(mask.bool(), as_float(v), 0.0).sum(-1), values, response_mask)
+    return torch.where(length > 0, total, torch.nan)
 
 
 def num_valid(response_mask: Tensor) -> Tensor:
