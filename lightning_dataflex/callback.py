@@ -11,23 +11,22 @@ from torch import Tensor
 from lightning_dataflex.asking import check_progress, data_parallel_group, progress, setting, warn_of_schedules
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.building import ComponentConfig
-from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Drop, Mechanism, OnEmpty, RefillConfig, Scope
 from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.decision import Decision
-from lightning_dataflex.core.memory import changes, described, reading
+from lightning_dataflex.core.memory import described
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.deciding import Deciding
 from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.mount import BatchMount, GradientMount, Mount, mount_of
 from lightning_dataflex.reading import FirstReading
+from lightning_dataflex.saving import saved, take_back, take_flow_back
 from lightning_dataflex.steering import Steering
 from lightning_dataflex.stopping import StepWatch
 from lightning_dataflex.team import Team, check_mount, check_team
@@ -131,7 +130,7 @@ class DataFlexCallback(Callback):
             self.pipeline.requires = (*self.pipeline.requires, "advantages")
         if isinstance(self.pipeline, Pipeline) and self.config.refill is not None:
             self.pipeline.requires = (*self.pipeline.requires, "uid")
-        self._made_of = self.config.described() | {
+        self.made_of = self.config.described() | {
             "scorer": described(self.pipeline.scorer),
             "actuator": described(self.pipeline.actuator),
         }
@@ -143,11 +142,11 @@ class DataFlexCallback(Callback):
         self.num_steps = 0
         self.flow: RolloutFlow | None = None
         """Of the callback that leads it: what prompts are rolled out, and how often."""
-        self._team: Team | None = None
+        self.team: Team | None = None
         self._mount: Mount | None = None
         self._reading: FirstReading | None = None
         self._trainer: Trainer | None = None
-        self._watch = StepWatch()
+        self.watch = StepWatch()
         self._acted = False
 
     @property
@@ -163,49 +162,15 @@ class DataFlexCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; the same on every rank."""
-        state: dict[str, Any] = {"num_steps": self.num_steps, "made_of": dict(self._made_of)}
-        if self.flow is not None:
-            state["flow"] = self.flow.state_dict()
-        if isinstance(self.pipeline, Pipeline):
-            state["pipeline"] = self.pipeline.state_dict()
-            remembers = any(part["state"] for part in state["pipeline"].values())
-            state |= self._watch.marks(remembers=remembers)
-        else:
-            assert self.steering is not None
-            state |= self.steering.state_dict() | self._watch.marks(remembers=True, steers=True)
-        leader = None if self._team is None else self._team.leader
-        if leader is not None and leader.flow is not None and leader.flow.source.is_under_way:
-            state["unfinished"] = True
-        return state
+        return saved(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave; a warning says what the run was configured otherwise with."""
-        with reading(self.state_key):
-            self._load(state_dict)
-
-    def _load(self, state_dict: dict[str, Any]) -> None:
-        check_whole("num_steps", state_dict["num_steps"], 0)
-        self.num_steps = state_dict["num_steps"]
-        self._watch.load(state_dict)
-        changed = changes(state_dict["made_of"], self._made_of)
-        if changed:
-            warn_once(self, f"{self.name} goes on from a checkpoint with other settings: {changed}.")
-        if (state_dict["made_of"]["mechanism"] == "mix") != (self.steering is not None):
-            warn_once(self, f"What {self.name} remembers is of another mechanism: it starts without a memory.")
-        elif isinstance(self.pipeline, Pipeline):
-            self.pipeline.load_state_dict(state_dict["pipeline"])
-        elif self.steering is not None:
-            self.steering.load_state_dict(state_dict)
+        take_back(self, state_dict)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Take the prompts and groups that wait from whichever callback has saved them."""
-        states = checkpoint["callbacks"]
-        if not states.get(self.state_key):
-            warn_once(self, f"The checkpoint has no state of {self.state_key}, which starts as in a new run.")
-        if self._team is not None and self is self._team.members[0]:
-            ours = {key: state for key, state in states.items() if key.startswith("DataFlexCallback[") and state}
-            with reading(next((key for key, state in ours.items() if "flow" in state), self.state_key)):
-                self._team.load_flow(list(ours.values()))
+        take_flow_back(self, checkpoint["callbacks"])
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
@@ -213,23 +178,23 @@ class DataFlexCallback(Callback):
         """Refuse what does not fit the module's estimator, or the other callbacks, before anything is computed."""
         if stage != "fit":
             return
-        self._watch.reset()
+        self.watch.reset()
         self.check(pl_module)
         every = dataflex_callbacks(trainer)
         check_team(every)
-        self._team, self.flow = Team(every), None
-        if self._team.leader is self:
-            self.flow = self._team.flow()
+        self.team, self.flow = Team(every), None
+        if self.team.leader is self:
+            self.flow = self.team.flow()
         if self.steering is not None:
             self.steering.attach(trainer)
-        check_progress(self.pipeline.actuator, trainer, epochs_vary=self._team.leader is not None)
+        check_progress(self.pipeline.actuator, trainer, epochs_vary=self.team.leader is not None)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach, now that the module is configured and the strategy has wrapped it."""
-        assert self._team is not None
+        assert self.team is not None
         self.check(pl_module)
-        self._watch.check(self.name)
-        if self is self._team.members[0]:
+        self.watch.check(self.name)
+        if self is self.team.members[0]:
             check_places_everywhere(trainer)
         self._trainer = trainer
         self._mount = self._new_mount(pl_module)
@@ -243,16 +208,16 @@ class DataFlexCallback(Callback):
             self.flow.attach(trainer, pl_module, self.pipeline.process_group)
 
     def _new_mount(self, pl_module: LightningModule) -> Mount:
-        assert self._team is not None
+        assert self.team is not None
         kind = self.mount_kind(pl_module)
         mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
-        mount.received = self._team.relay.reading
-        if self is not self._team.members[-1]:
-            mount.hand_on = self._team.relay.hand_on
+        mount.received = self.team.relay.reading
+        if self is not self.team.members[-1]:
+            mount.hand_on = self.team.relay.hand_on
         # Of several at the point the last acts last, of several around the training step the first.
-        if self is self._team.members[0 if isinstance(mount, BatchMount) else -1]:
+        if self is self.team.members[0 if isinstance(mount, BatchMount) else -1]:
             mount.finish = self._finished
-            weighing = self._team.weighing
+            weighing = self.team.weighing
             if weighing is not None and not isinstance(mount, GradientMount):
                 self._reading = FirstReading(weighing.name, weighing.config.weights_key)
                 if mount.weights_key == self._reading.key:
@@ -303,22 +268,22 @@ class DataFlexCallback(Callback):
     @property
     def _waits_for_the_flow(self) -> bool:
         """Whether the flow of rollouts asks, in place of the mount."""
-        assert self._team is not None
-        return self._team.leader is not None and (
+        assert self.team is not None
+        return self.team.leader is not None and (
             self.steering is not None or self.config.refill is not None or not self._decides_on_samples
         )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let the mount see the batch of the dataloader."""
         assert self._mount is not None
-        self._watch.begin_batch(trainer)
+        self.watch.begin_batch(trainer)
         if self.flow is not None:
             self.flow.begin_step()
         if self.deciding is not None:
             self.deciding.begin_batch(new_step=batch_idx % trainer.accumulate_grad_batches == 0)
         place = self._place_in_epoch(batch_idx)
         if self.steering is not None and place is not None:
-            if self._team is not None and self._team.leader is not None:
+            if self.team is not None and self.team.leader is not None:
                 self.steering.follow_flow()
             self.steering.begin_step(place)
         self._acted = False
@@ -342,7 +307,7 @@ class DataFlexCallback(Callback):
         if self._reading is not None:
             nothing = pl_module.automatic_optimization and (not outputs or outputs.get("loss") is None)
             self._reading.end_step(has_loss=not nothing)
-        assert self._team is not None
+        assert self.team is not None
         metrics: dict[str, Any] = {}
         batch_size = 1
         if self.steering is not None:
@@ -356,14 +321,14 @@ class DataFlexCallback(Callback):
             metrics = self.steering.mixture.metrics | {"lag": float(self.steering.lag)}
         elif self.deciding is not None and self._decides_on_samples:
             metrics, batch_size = self.deciding.metrics, max(1, self.deciding.num_samples)
-        metrics |= self._team.metrics_of(self)
+        metrics |= self.team.metrics_of(self)
         if self.flow is not None:
             self.flow.source.end_step()
-        prefix = self._team.log_prefix(self)
+        prefix = self.team.log_prefix(self)
         for key, value in metrics.items():
             pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
         self.num_steps += 1
-        self._watch.end_batch(trainer, batch_idx)
+        self.watch.end_batch(trainer, batch_idx)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Let the sampler know that another epoch comes next."""
@@ -372,7 +337,7 @@ class DataFlexCallback(Callback):
 
     def _place_in_epoch(self, batch_idx: int) -> int | None:
         """The number in its epoch of the last batch that the loader has given; None if it has given none yet."""
-        flow = self._team.leader.flow if self._team is not None and self._team.leader is not None else None
+        flow = self.team.leader.flow if self.team is not None and self.team.leader is not None else None
         if flow is None:
             return batch_idx
         num_used = flow.source.num_used
@@ -382,15 +347,15 @@ class DataFlexCallback(Callback):
         """The decision to put into a batch; None outside of training, and where none is to be enforced."""
         if not self._is_training:
             return None
-        assert self._team is not None
+        assert self.team is not None
         self._acted = True
-        self._watch.act()
+        self.watch.act()
         if self._waits_for_the_flow:
             return None
         if isinstance(self.pipeline, Mixture):
             self.pipeline.observe(batch, self.num_steps)
             return None
-        if len(self._team.members) > 1 and not holds_originals(batch.source):
+        if len(self.team.members) > 1 and not holds_originals(batch.source):
             raise ValueError(
                 f"A {type(batch.source).__name__} has no room for what several callbacks must know of each other. "
                 "Use a dict, a TensorDict or a dataclass without slots."
@@ -400,10 +365,10 @@ class DataFlexCallback(Callback):
         return decision if self.config.enforce else None
 
     def _finished(self, batch: Any) -> Any:
-        assert self._team is not None
+        assert self.team is not None
         if not self._is_training:
             return batch
-        batch = self._team.finished(batch, self.pipeline.fields)
+        batch = self.team.finished(batch, self.pipeline.fields)
         return batch if self._reading is None else self._reading.watched_in(batch, self.pipeline.fields)
 
     @property
