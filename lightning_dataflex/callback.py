@@ -72,6 +72,9 @@ class DataFlexCallback(Callback):
         enforce: False decides and logs, and changes nothing.
         adv_estimator: The module's advantage estimator. Default: its `adv_estimator` attribute or hyperparameter.
         label: Name in the log and the checkpoint, for several callbacks.
+        trace: A path, `.jsonl` or `.parquet`, to which a row is written for each sample and decision.
+        trace_every: Only of every so many steps.
+        trace_rows: Most rows of a trace, of all ranks together.
 
     Example:
         >>> callback = DataFlexCallback("select", scorer="group_solve_rate",
@@ -101,6 +104,9 @@ class DataFlexCallback(Callback):
         enforce: bool = True,
         adv_estimator: str | None = None,
         label: str | None = None,
+        trace: str | None = None,
+        trace_every: int = 1,
+        trace_rows: int = 1_000_000,
     ) -> None:
         super().__init__()
         self.config = DataFlexConfig(
@@ -123,6 +129,9 @@ class DataFlexCallback(Callback):
             enforce=enforce,
             adv_estimator=adv_estimator,
             label=label,
+            trace=trace,
+            trace_every=trace_every,
+            trace_rows=trace_rows,
         )
         self.pipeline = (Mixture if mechanism == "mix" else Pipeline).from_config(self.config)
         if isinstance(self.pipeline, Pipeline) and self.pipeline.actuator.changes_advantages:
@@ -172,6 +181,11 @@ class DataFlexCallback(Callback):
         """Take the prompts and groups that wait from whichever callback has saved them."""
         take_flow_back(self, checkpoint["callbacks"])
 
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Bring the trace to where the checkpoint is."""
+        if self.deciding is not None and self.deciding.trace is not None:
+            self.deciding.trace.flush()
+
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -203,7 +217,7 @@ class DataFlexCallback(Callback):
         self.pipeline.scorer.to(pl_module.device)
         self.pipeline.process_group = data_parallel_group(pl_module)
         if self.deciding is not None and self._decides_on_samples:
-            self.deciding.attach(trainer, pl_module)
+            self.deciding.attach(trainer, pl_module, self.num_steps)
         if self.flow is not None:
             self.flow.attach(trainer, pl_module, self.pipeline.process_group)
 
@@ -244,7 +258,7 @@ class DataFlexCallback(Callback):
         self._leave()
 
     def _leave(self) -> None:
-        for part in (self._mount, self.deciding, self.steering, self.flow):
+        for part in (self._mount, self.steering, self.flow, self.deciding):
             if part is not None:
                 part.detach()
         if self._reading is not None:

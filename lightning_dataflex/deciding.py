@@ -14,6 +14,7 @@ from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.registry import registered_name, settings_of
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.summary import merged
+from lightning_dataflex.trace import DecisionTrace
 from lightning_dataflex.window import EmptySteps, StepWindow, WholeGroups
 
 if TYPE_CHECKING:
@@ -36,10 +37,15 @@ class Deciding:
         self._whole_groups: WholeGroups | None = None
         self._decisions: list[Decision] = []
         self._trainer: Trainer | None = None
+        self.trace: DecisionTrace | None = None
+        if config.trace is not None:
+            self.trace = DecisionTrace(config.trace, config.trace_every, config.trace_rows, name)
 
-    def attach(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Watch the optimisers, and that groups are whole."""
+    def attach(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        """Watch the optimisers, and that groups are whole; the first step is this."""
         self._trainer = trainer
+        if self.trace is not None:
+            self.trace.begin(pl_module, self.pipeline.process_group, step)
         if self.config.enforce:
             sharded = trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
             self._windows = [StepWindow(optimizer, sharded=sharded) for optimizer in trainer.optimizers]
@@ -54,6 +60,8 @@ class Deciding:
         for window in self._windows:
             window.detach()
         self._windows, self._whole_groups, self._decisions, self._trainer = [], None, [], None
+        if self.trace is not None:
+            self.trace.end()
 
     def begin_batch(self, *, new_step: bool) -> None:
         """A training batch is about to be worked on, the first of an optimiser step or one more of it."""
@@ -73,13 +81,16 @@ class Deciding:
 
     def asked(self, batch: RolloutBatch, step: int) -> Decision:
         """The decision on a rollout batch; what it means for the step is still to be accounted for."""
-        if step < self.config.warmup_step:
+        asks = step >= self.config.warmup_step
+        if not asks:
             decision = self.pipeline.keep_all(batch)
         else:
             keep_all = self.config.on_empty == "keep"
             share = None if self._trainer is None else progress(self._trainer, step)
             decision = self.pipeline.decide(batch, step, progress=share, keep_all_if_empty=keep_all)
         self._decisions.append(decision)
+        if self.trace is not None:
+            self.trace.add(batch, decision, step, scored=asks)
         return decision
 
     def account(self, num_kept: int, step: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -166,6 +167,9 @@ def check_team(members: Sequence[DataFlexCallback]) -> None:
             f"{' and '.join(refilling)} each collect rollouts into a full batch, and only one can. Leave refill out of "
             "the others: what they drop or weigh is then put into its batch."
         )
+    traces = [Path(each.config.trace).absolute() for each in members if each.config.trace]
+    if len(set(traces)) < len(traces):
+        raise ValueError(f"Two callbacks have trace: {traces[0]}. Give each a file of its own.")
     rows = [each.name for each in members if each.config.drop == "rows"]
     mounts = {str(each.config.mount or "point") for each in members}
     if rows and len(mounts) > 1:

@@ -17,7 +17,7 @@ PROBE = 1 << 16
 
 
 def check_places(trainer: Trainer) -> None:
-    """Raise a ValueError if a logger or a checkpoint callback of this Trainer cannot write to its folder.
+    """Raise a ValueError if a logger, a checkpoint callback or a trace of this Trainer cannot write to its folder.
 
     For the process that writes. Nothing is left behind, and folders that are yet to be made are not made.
     """
@@ -42,6 +42,8 @@ def places(trainer: Trainer) -> list[tuple[str, str]]:
         (type(callback).__name__, getattr(callback, "dirpath", None) or trainer.default_root_dir)
         for callback in trainer.checkpoint_callbacks
     ]
+    traces = [(callback, getattr(getattr(callback, "config", None), "trace", None)) for callback in trainer.callbacks]  # type: ignore[attr-defined]
+    found += [(type(callback).__name__, Path(trace).parent) for callback, trace in traces if trace]
     found += [(type(logger).__name__, getattr(logger, "save_dir", None)) for logger in trainer.loggers]
     return [(writer, str(folder)) for writer, folder in found if folder and "://" not in str(folder)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,30 @@ def assert_trained(folder: Path, world: int, atol: float = 1e-9) -> None:
             assert list(logged) == [f"dataflex/{name}" for name in expected]
             for name, value in expected.items():
                 assert logged[f"dataflex/{name}"] == pytest.approx(float(value), abs=1e-6)
+    assert_traced(folder, world)
+
+
+def assert_traced(folder: Path, world: int) -> None:
+    """Each sample of each step once, whichever rank held it, and as its group says."""
+    parts = [folder / "trace.jsonl", *(folder / f"trace.rank{rank}.jsonl" for rank in range(1, world))]
+    found = Counter(line for part in parts if part.exists() for line in part.read_text().splitlines())
+    assert Counter(tuple(json.loads(line)[name] for name in TRACED) for line in found.elements()) == Counter(traced())
+
+
+TRACED = ("step", "uid", "score", "kept", "weight", "reason", "reward", "length", "label")
+
+
+def traced() -> list[tuple]:
+    rows = []
+    for step, batch in enumerate(batches()):
+        lengths = batch["response_mask"].sum(-1).tolist()
+        rewards = torch.where(batch["response_mask"] > 0, batch["rm_scores"], 0.0).sum(-1).tolist()
+        for uid, reward, length in zip(batch["uid"], rewards, lengths):
+            rate = np.mean([r for r, other in zip(rewards, batch["uid"]) if other == uid])
+            reason = {0.0: "failed", 1.0: "solved"}.get(rate, "kept")
+            kept = reason == "kept"
+            rows.append((step, uid, rate, kept, float(kept), reason, reward, length, "band"))
+    return rows
 
 
 def test_the_batches_are_what_they_are_meant_to_be() -> None:

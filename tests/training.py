@@ -97,7 +97,10 @@ def train(strategy: Any, world: int, folder: str, **settings: Any) -> None:
     dtype = torch.float32 if str(strategy).startswith("deepspeed") else torch.float64
     module = (ShardedToy if settings.pop("sharded", False) else GlobalToy)().to(dtype)
     drop = settings.pop("drop", "mask")
-    callbacks = [DataFlexCallback("select", "group_solve_rate", "threshold_band", drop=drop), Record(folder)]
+    dataflex = DataFlexCallback(
+        "select", "group_solve_rate", "threshold_band", drop=drop, trace=f"{folder}/trace.jsonl", label="band"
+    )
+    callbacks = [dataflex, Record(folder)]
     fit(module, callbacks, Parts(dtype), strategy=strategy, devices=world, use_distributed_sampler=False, **settings)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.compat import check_estimator
 from lightning_dataflex.core.containers import ORIGINAL
+from lightning_dataflex.core.files import check_trace_path
 from lightning_dataflex.core.registry import nearest
 from lightning_dataflex.core.rollout import FIELDS
 from lightning_dataflex.functional.choices import shown
@@ -43,7 +44,7 @@ def check_values(block: Mapping[str, Any]) -> None:
     for name, choices in (("mechanism", Mechanism), ("drop", Drop), ("on_empty", OnEmpty), ("scope", Scope)):
         if name in block and not (isinstance(block[name], str) and block[name] in get_args(choices)):
             raise ValueError(f"{name} is {shown(block[name])}. {nearest(block[name], get_args(choices))}")
-    for name, least in (("warmup_step", 0), ("update_step", 1)):
+    for name, least in (("warmup_step", 0), ("update_step", 1), ("trace_every", 1), ("trace_rows", 1)):
         check_whole(name, block.get(name, least), least)
     for name in ("enforce", "trim"):
         if not isinstance(block.get(name, True), bool):
@@ -51,6 +52,8 @@ def check_values(block: Mapping[str, Any]) -> None:
     if block.get("trim") and block.get("drop") != "rows":
         raise ValueError(f"trim is true, but drop is {block.get('drop', 'mask')!r}. Only drop: rows changes shapes.")
     _check_names(block)
+    if block.get("trace") is not None:
+        check_trace_path(block["trace"])
     if block.get("adv_estimator") is not None:
         check_estimator(block["adv_estimator"])
 

@@ -18,6 +18,11 @@ from lightning_dataflex.functional.choices import shown
 MOST_GROUPS = 1_000_000
 """More groups, rounds or steps than a refill can have a use for."""
 
+OF_SAMPLES = ("drop", "trim", "refill", "trace")
+"""Keys that only a rule on samples reads."""
+REPORTING = ("trace", "trace_every", "trace_rows")
+"""Keys that change what is written of a run, and nothing of the run."""
+
 ACTUATOR_KINDS: dict[str, Kind] = {"select": "selector", "reweight": "reweighter", "mix": "mixer"}
 
 
@@ -94,6 +99,9 @@ class DataFlexConfig:
         enforce: False decides and logs, and changes nothing.
         adv_estimator: The module's advantage estimator. Default: its `adv_estimator` attribute or hyperparameter.
         label: Name in the log and the checkpoint, for several callbacks.
+        trace: A path, `.jsonl` or `.parquet`, to which a row is written for each sample and decision.
+        trace_every: Only of every so many steps.
+        trace_rows: Most rows of a trace, of all ranks together.
     """
 
     mechanism: Mechanism
@@ -115,6 +123,9 @@ class DataFlexConfig:
     enforce: bool = True
     adv_estimator: str | None = None
     label: str | None = None
+    trace: str | None = None
+    trace_every: int = 1
+    trace_rows: int = 1_000_000
 
     def __post_init__(self) -> None:
         check_values(vars(self))
@@ -126,7 +137,7 @@ class DataFlexConfig:
         if self.mechanism == "mix" and self.scope == "rank":
             raise ValueError("scope is 'rank', but all ranks draw by the same proportions. Use scope: global.")
         if self.mechanism == "mix":
-            for name in ("drop", "trim", "on_empty", "weights_key"):
+            for name in ("drop", "trim", "on_empty", "weights_key", "trace"):
                 if getattr(self, name) != getattr(DataFlexConfig, name):
                     raise ValueError(
                         f"{name} is {getattr(self, name)!r}, which mechanism: mix does not read. Leave it out."
@@ -164,8 +175,8 @@ class DataFlexConfig:
         return cls(**block)
 
     def described(self) -> dict[str, str]:
-        """Each setting as text, without the components."""
-        names = (each.name for each in fields(self) if each.name not in ("scorer", "actuator"))
+        """Each setting that says what is done, as text, without the components."""
+        names = (each.name for each in fields(self) if each.name not in ("scorer", "actuator", *REPORTING))
         return {name: str(getattr(self, name)) for name in names}
 
     def components(self) -> tuple[Scorer, Actuator]:
@@ -193,12 +204,13 @@ class DataFlexConfig:
                 "Use mechanism: select."
             )
         screens = not chooses_prompts(scorer)
-        unread = ("on_empty", "weights_key", "scope", *(() if screens else ("drop", "trim", "refill")))
+        unread = ("on_empty", "weights_key", "scope", *(() if screens else OF_SAMPLES))
         for key in unread:
             if getattr(self, key) != getattr(DataFlexConfig, key):
+                elsewhere = ", or give it to the block of a selector" if key in OF_SAMPLES else ""
                 raise ValueError(
-                    f"{key} is {getattr(self, key)!r}, but {name} decides before there are samples. Leave it out"
-                    f"{', or give it to the block of a selector' if key in ('drop', 'trim', 'refill') else ''}."
+                    f"{key} is {getattr(self, key)!r}, but {name} decides before there are samples. Leave it "
+                    f"out{elsewhere}."
                 )
         if self.mount not in (None, "point"):
             raise ValueError(

@@ -13,7 +13,7 @@ from lightning_dataflex.core.config import Drop
 from lightning_dataflex.core.containers import ORIGINAL
 from lightning_dataflex.core.numbers import as_numbers
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.summary import Summary, merged
+from lightning_dataflex.core.summary import Summary, merged, reasons
 from lightning_dataflex.functional.blocks import by_rows
 
 
@@ -27,6 +27,7 @@ class Decision:
         weights: (N, L) float, 0 outside the mask and for what is not kept, without gradient.
         advantages: (N,) to train the kept samples with, or None for those of the batch.
         summary: What became of each sample of the global batch, for the log.
+        rows: Which samples of the global batch are this rank's.
         num_kept: Kept samples (or tokens) of the global batch.
         group_ids: (N,) of the global batch, where it has groups; see `stable_ids`.
         fell_back: The rule kept nothing anywhere, and every sample that has a score is kept in its place.
@@ -37,6 +38,7 @@ class Decision:
     weights: Tensor
     advantages: Tensor | None
     summary: Summary
+    rows: slice
     num_kept: int
     group_ids: Tensor | None = None
     fell_back: bool = False
@@ -45,6 +47,31 @@ class Decision:
     def metrics(self) -> dict[str, Tensor]:
         """Scalars of the global batch; see `core.summary.summary`."""
         return merged([self.summary])
+
+    def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        """What became of each of this rank's samples, (N,) each, on the CPU.
+
+        Args:
+            batch: The one that was decided on.
+
+        Returns:
+            `score`, NaN where there is none, and `weight`, the means over valid tokens; `kept`, of a rule on tokens
+            whether any is; `reason`, places in `REASONS`; `reward`, NaN where there is none; `length`, valid tokens.
+        """
+        numbers, scores = self.summary.numbers, self.scores.double()
+        if scores.dim() == 2:
+            known = batch.token_mask.to(scores.device) & ~scores.isnan()
+            scores = torch.where(known, scores, 0.0).sum(-1) / known.sum(-1)
+        length = numbers["num_tokens"][self.rows]
+        columns = {
+            "score": scores.to(length.device).float(),
+            "kept": numbers["num_kept"][self.rows] > 0,
+            "weight": numbers["weight_mean"][self.rows],
+            "reason": reasons(numbers)[self.rows],
+            "reward": numbers["rm_scores"][self.rows] if "rm_scores" in numbers else torch.full_like(scores, torch.nan),
+            "length": length,
+        }
+        return {name: column.cpu() for name, column in columns.items()}
 
     def updates(
         self, batch: RolloutBatch, *, drop: Drop = "mask", weights_key: str = "rollout_is_weights"

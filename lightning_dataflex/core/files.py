@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
+
+from lightning_dataflex.functional.choices import shown
 
 MOST_CONFIG_BYTES = 2**20
 """The largest configuration file that is read."""
 MOST_DEPTH, MOST_NODES, MOST_DIGITS = 64, 100_000, 4_000
 """How deep a configuration may be nested, how many values it may hold, and digits of a number in it."""
+
+TRACE_SUFFIXES = (".jsonl", ".parquet")
 
 
 def check_file(path: str | os.PathLike[str], most_bytes: int, cure: str) -> None:
@@ -70,6 +75,23 @@ def check_config_file(path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{name} holds more than {MOST_NODES:,} values, those of its aliases included. Give fewer.")
     if re.search(rf"\d{{{MOST_DIGITS},}}", text):
         raise ValueError(f"{name} holds a number of more than {MOST_DIGITS:,} digits. Give a shorter one.")
+
+
+def check_trace_path(path: object) -> None:
+    """Raise a ValueError unless a trace can be written under this name, as far as the name says.
+
+    Example:
+        >>> check_trace_path("trace.csv")
+        Traceback (most recent call last):
+        ValueError: trace is 'trace.csv'. Give a path that ends in .jsonl or .parquet.
+    """
+    if not isinstance(path, (str, os.PathLike)) or Path(path).suffix not in TRACE_SUFFIXES or "://" in str(path):
+        raise ValueError(f"trace is {shown(path)}. Give a path that ends in .jsonl or .parquet.")
+    if Path(path).suffix == ".parquet" and not find_spec("pyarrow"):
+        raise ValueError(
+            f"trace is {shown(path)}, and pyarrow, which writes Parquet, is not installed. "
+            "Install lightning_dataflex[see], or give a path that ends in .jsonl."
+        )
 
 
 def _extent(text: str) -> tuple[int, int]:

@@ -172,7 +172,7 @@ class Pipeline:
                 )
         elif isinstance(self.actuator, Reweighter):
             action, numbers = self._scaled(self.actuator, action, numbers, rows)
-        decision = self._decision(local(), action, numbers, fell_back)
+        decision = self._decision(local(), action, numbers, rows, fell_back)
         num_nan = int(((numbers["num_tokens"] > 0) & ~numbers["scored"]).sum())
         if num_nan:
             warn_once(
@@ -192,8 +192,8 @@ class Pipeline:
             keep = local().num_tokens > 0
             return Action(torch.zeros_like(keep, dtype=torch.float32), keep, keep.float())
 
-        numbers, _ = self._exchanged(local, acted)
-        return self._decision(local(), acted(), numbers)
+        numbers, rows = self._exchanged(local, acted)
+        return self._decision(local(), acted(), numbers, rows)
 
     def _read(self, batch: Any) -> RolloutBatch:
         local = RolloutBatch.of(batch, self.fields)
@@ -261,7 +261,9 @@ class Pipeline:
         reweighter.warn_all_zero()
         return replace(action, weights=numbers["scored"][rows].float()), counting_alike(numbers)
 
-    def _decision(self, local: RolloutBatch, action: Action, numbers: RowNumbers, fell_back: bool = False) -> Decision:
+    def _decision(
+        self, local: RolloutBatch, action: Action, numbers: RowNumbers, rows: slice, fell_back: bool = False
+    ) -> Decision:
         mask = local.token_mask
         spread_out = action.weights if action.weights.dim() == 2 else action.weights[:, None]
         return Decision(
@@ -270,6 +272,7 @@ class Pipeline:
             weights=by_rows(lambda m, w: torch.where(m, w, 0.0).float(), mask.to(spread_out.device), spread_out),
             advantages=action.advantages,
             summary=Summary(numbers, of_tokens=action.keep.dim() == 2),
+            rows=rows,
             num_kept=int(numbers["num_kept"].sum()),
             group_ids=numbers.get("uid"),
             fell_back=fell_back,

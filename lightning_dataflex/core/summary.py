@@ -19,6 +19,9 @@ from lightning_dataflex.functional.weighting import row_means
 SOLVED = 0.5
 """A group whose rewards are all equal counts as solved above this."""
 
+REASONS = ("kept", "solved", "failed", "rule", "nan")
+"""What may have become of a sample; see `reasons`."""
+
 RowNumbers = dict[str, Tensor]
 """What the log, and the scaling of weights, have to know of each sample of the global batch; see `row_numbers`."""
 
@@ -168,8 +171,45 @@ def merged(parts: Sequence[Summary]) -> dict[str, Tensor]:
     return summary(numbers, of_tokens=parts[0].of_tokens)
 
 
+def reasons(numbers: RowNumbers) -> Tensor:
+    """Why each sample of the global batch is kept or not, (N,) int64 places in `REASONS`.
+
+    `kept`; `solved` and `failed` of a group without signal that is dropped whole; `nan` without a score; else `rule`.
+
+    Args:
+        numbers: See `row_numbers`.
+
+    Example:
+        >>> numbers = {"num_tokens": torch.ones(4), "num_kept": torch.tensor([1, 0, 0, 0]), "uid": torch.zeros(4),
+        ...            "scored": torch.tensor([True, True, False, True]), "rm_scores": torch.tensor([1.0, 0, 0, 0])}
+        >>> [REASONS[i] for i in reasons(numbers)]
+        ['kept', 'rule', 'nan', 'rule']
+    """
+    kept, scored = numbers["num_kept"] > 0, numbers["scored"]
+    found = torch.where(kept, 0, torch.where(scored, REASONS.index("rule"), REASONS.index("nan")))
+    if "rm_scores" in numbers and "uid" in numbers:
+        valid = numbers["num_tokens"] > 0
+        group, flags = _dropped_groups(numbers["uid"].to(kept.device), numbers["rm_scores"], valid, kept, scored)
+        for name in ("solved", "failed"):
+            whole = torch.zeros_like(kept)
+            whole[valid] = flags[name][group]
+            found = torch.where(whole & scored, REASONS.index(name), found)
+    return found
+
+
 def _group_metrics(ids: Tensor, outcomes: Tensor, valid: Tensor, kept: Tensor, scored: Tensor) -> dict[str, Tensor]:
     """`frac_zero_std`, and the groups that are dropped, by reason."""
+    _, flags = _dropped_groups(ids, outcomes, valid, kept, scored)
+    quiet = flags.pop("quiet")
+    return {"frac_zero_std": _ratio(quiet.sum(), torch.tensor(len(quiet)))} | {
+        f"dropped_{name}": groups.sum() for name, groups in flags.items()
+    }
+
+
+def _dropped_groups(
+    ids: Tensor, outcomes: Tensor, valid: Tensor, kept: Tensor, scored: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The group of each valid sample; and which groups are `quiet`, and which of no kept sample, by reason."""
     group, num_groups = group_index(ids[valid])
     rewards = outcomes[valid]
     quiet = no_signal(rewards, group, num_groups)
@@ -179,12 +219,12 @@ def _group_metrics(ids: Tensor, outcomes: Tensor, valid: Tensor, kept: Tensor, s
 
     dropped, has_score = ~any_of(kept), any_of(scored.to(valid.device))
     high = group_mean(rewards, group, num_groups, rewards.isfinite()) > SOLVED
-    return {
-        "frac_zero_std": _ratio(quiet.sum(), torch.tensor(num_groups)),
-        "dropped_solved": (dropped & has_score & quiet & high).sum(),
-        "dropped_failed": (dropped & has_score & quiet & ~high).sum(),
-        "dropped_rule": (dropped & has_score & ~quiet).sum(),
-        "dropped_nan": (dropped & ~has_score).sum(),
+    return group, {
+        "quiet": quiet,
+        "solved": dropped & has_score & quiet & high,
+        "failed": dropped & has_score & quiet & ~high,
+        "rule": dropped & has_score & ~quiet,
+        "nan": dropped & ~has_score,
     }
 
 
