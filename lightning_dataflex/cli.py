@@ -16,6 +16,7 @@ from lightning_dataflex.callback import DataFlexCallback, dataflex_callbacks
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.files import check_config_file
 from lightning_dataflex.core.registry import BASES, components, init_parameters
+from lightning_dataflex.preview.command import previewed
 from lightning_dataflex.writing import check_places
 
 if TYPE_CHECKING or find_spec("lightning"):
@@ -32,6 +33,7 @@ USAGE = """usage: dataflex COMMAND [OPTIONS]
   validate    run the validation of a configuration
   test        run the test of a configuration
   check       build and check everything that a configuration names, without training
+  preview     put saved rollouts through configurations, without a model
   components  list the registered scorers, selectors, reweighters and mixers
 
 Each of the first four takes --config FILE, overrides such as --dataflex.actuator.params.low=0.3, and --help;
@@ -105,6 +107,11 @@ def main(args: Sequence[str] | None = None) -> None:
         print(USAGE)
     elif command == "components":
         print(component_table())
+    elif command == "preview":
+        try:
+            print(previewed(arguments[1:]))
+        except ValueError as error:
+            _refuse(error)
     elif command == "check":
         print(checked(arguments[1:]))
     elif command in ("fit", "validate", "test"):

@@ -1,0 +1,85 @@
+"""Files of rollouts as one table: JSON Lines, CSV and Parquet, and folders of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_dataflex.core.files import check_file, check_size
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_BYTES, MOST_ROWS = 2**34, 50_000_000
+"""Of all files together, unpacked."""
+KINDS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
+CURE = "Give a file, or a folder of files, that ends in .parquet, .jsonl or .csv."
+
+
+def table_of(paths: Sequence[str]) -> pa.Table:
+    """The rows of all files, one after the other; a column that some file lacks is null there.
+
+    Raises:
+        ValueError: A file is not there, too large or none of these formats, or pyarrow is not installed.
+    """
+    if not find_spec("pyarrow"):
+        raise ValueError("pyarrow, which reads rollouts, is not installed. Install lightning_dataflex[see].")
+    import pyarrow as pa
+
+    files = list(dict.fromkeys(file for path in paths for file in _files(Path(path))))
+    for file in files:
+        check_file(file, MOST_BYTES, CURE)
+    check_size("What is to be read", sum(file.stat().st_size for file in files), MOST_BYTES, "Give fewer files.")
+    tables = [_read(file) for file in files]
+    try:
+        table = pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ValueError(f"The files have columns of one name and several types: {error}. Give them apart.") from error
+    if not table.num_rows:
+        raise ValueError(f"{paths[0]!r} has no rows. Give rollouts.")
+    if table.num_rows > MOST_ROWS:
+        raise ValueError(f"There are {table.num_rows:,} rows, and at most {MOST_ROWS:,} are read. Give fewer files.")
+    return table
+
+
+def _files(path: Path) -> list[Path]:
+    """The file and those of other ranks beside it, or what is in a folder, of one format."""
+    if path.is_dir():
+        inside = [each for each in sorted(path.iterdir()) if not each.name.startswith(".")]
+        for suffix in KINDS:
+            found = [each for each in inside if each.suffix == suffix]
+            if found:
+                return found
+        raise ValueError(f"The folder {str(path)!r} holds no rollouts. {CURE}")
+    if path.suffix not in KINDS:
+        raise ValueError(f"{str(path)!r} is of no format that is read here. {CURE}")
+    part = re.compile(re.escape(path.stem) + r"\.rank\d+" + re.escape(path.suffix))
+    return (
+        [path, *(each for each in sorted(path.parent.iterdir()) if part.fullmatch(each.name))]
+        if path.exists()
+        else [path]
+    )
+
+
+def _read(file: Path) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.json
+    import pyarrow.parquet
+
+    try:
+        if KINDS[file.suffix] == "json":
+            return pyarrow.json.read_json(file)
+        if KINDS[file.suffix] == "csv":
+            return pyarrow.csv.read_csv(file)
+        with pyarrow.parquet.ParquetFile(file) as parquet:
+            groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
+            size = sum(group.total_byte_size for group in groups)
+            check_size(f"{str(file)!r}, unpacked,", size, MOST_BYTES, "Give fewer rows.")
+            return parquet.read()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        first_line = str(error).splitlines()[0]
+        raise ValueError(f"{str(file)!r} cannot be read as {KINDS[file.suffix]}: {first_line}. {CURE}") from error
