@@ -373,7 +373,7 @@ def test_what_is_missing_is_said(
     monkeypatch.chdir(tmp_path)
     jsonl(Path("rows.jsonl"), ROWS)
     for name in ("broken.jsonl", "broken.parquet"):
-        Path(name).write_text("{")
+        Path(name).write_text('{"a" 1}')
     Path("empty").mkdir()
     tokens = {"mechanism": "select", "scorer": "token_entropy", "actuator": "high_entropy_tokens"}
     for name, content in (("a", BAND), ("b", tokens), ("c", {}), ("d", {"mechanism": "select", "scorer": "mopps"})):
@@ -392,6 +392,26 @@ def test_more_than_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("lightning_dataflex.preview.tables.MOST_ROWS", 7999)
     with pytest.raises(ValueError, match="There are 8,000 rows, and at most 7,999 are read"):
         rollouts_of([path])
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a": '])
+def test_what_is_nested_deep_is_refused_and_does_not_end_the_process(opening: str, tmp_path: Path) -> None:
+    closing = {"[": "]"}.get(opening, "}")
+    for depth in (600, 100_000):
+        (tmp_path / "rows.jsonl").write_text('{"a": ' + opening * depth + "1" + closing * depth + "}\n")
+        with pytest.raises(ValueError, match=r"^Line 1 of .*Write it flatter"):
+            rollouts_of([str(tmp_path / "rows.jsonl")])
+
+
+def test_objects_of_several_lines_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"step":\n 2}\n')
+    with pytest.raises(ValueError, match=r"^Line 2 of .* is no JSON object"):
+        rollouts_of([str(tmp_path / "rows.jsonl")])
+
+
+def test_a_line_may_be_long(tmp_path: Path) -> None:
+    rows = [row | {"output": "[" * 3_000_000} for row in ROWS]
+    assert_by_hand(previewed(jsonl(tmp_path / "rows.jsonl", rows)).totals)
 
 
 def test_pyarrow_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from lightning_dataflex.core.global_batch import joint_columns
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional.advantages import group_advantages
-from lightning_dataflex.preview.rollouts import Rollouts, _is_list, _numbers
+from lightning_dataflex.preview.rollouts import Rollouts, is_list
 
 MOST_TOKENS = 2**31
 """Of the table of one step's tokens."""
@@ -63,10 +63,10 @@ class Batches:
         if name == "prompt_id" and "uid" in there:
             return
         column = self.rollouts.column(name)
-        if column is not None and _is_list(column):
-            self._lists[name] = column.combine_chunks()
+        if column is not None and is_list(column):
+            self._lists[name] = self.rollouts.lists(column)
         elif column is not None:
-            self._own[name] = there[name] if name in there else _numbers(name, column).astype(np.float32)
+            self._own[name] = there[name] if name in there else self.rollouts.numbers(name, column).astype(np.float32)
         elif name == "advantages" and {"rm_scores", "uid"} <= set(there) and estimator not in OTHER_ESTIMATORS:
             self.notes.append(f"advantages are not there, and computed as {self._estimator} does, within each group")
         else:

@@ -34,8 +34,9 @@ class Rollouts:
     """Samples in the order of their steps.
 
     Attributes:
-        table: As the files have it.
+        table: As the files have it, in their order.
         fields: Which column is which field.
+        order: The place in the table of each sample.
         columns: Of each sample its `step`, `length`, and where they are there `rm_scores`, `uid`, `domain` and
             `advantages`; ids are whole numbers.
         domains: The names of the domains.
@@ -44,6 +45,7 @@ class Rollouts:
 
     table: pa.Table
     fields: dict[str, str]
+    order: np.ndarray
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     domains: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -70,6 +72,23 @@ class Rollouts:
         """The column of a field, as the files have it; None where there is none."""
         source = self.fields.get(name, name)
         return self.table[source] if source in self.table.column_names else None
+
+    def numbers(self, name: str, column: Any) -> np.ndarray:
+        """A column of numbers for a field, of each sample, float64, NaN for null.
+
+        Raises:
+            ValueError: It holds something else.
+        """
+        import pyarrow as pa
+
+        try:
+            return np.asarray(column.cast(pa.float64()).to_numpy()).astype(float)[self.order]
+        except (pa.ArrowException, ValueError) as error:
+            raise ValueError(f"The column for {name} holds {column.type}. Give one of numbers.") from error
+
+    def lists(self, column: Any) -> Any:
+        """A column of lists, of each sample."""
+        return column.combine_chunks().take(self.order)
 
 
 def rollouts_of(paths: Sequence[str], fields: Mapping[str, str] | None = None) -> Rollouts:
@@ -102,7 +121,7 @@ def rollouts_of(paths: Sequence[str], fields: Mapping[str, str] | None = None) -
             found = ["score"]
         if found and name not in fields:
             fields[name] = found[0]
-    result = Rollouts(table, fields, notes=notes)
+    result = Rollouts(table, fields, np.arange(table.num_rows), notes=notes)
     _order(result)
     _fill(result)
     return result
@@ -114,21 +133,19 @@ def _order(rollouts: Rollouts) -> None:
         rollouts.notes.append("no step column: all samples are taken for one step (--fields step=COLUMN)")
         rollouts.columns["step"] = np.zeros(rollouts.num_samples, np.int64)
         return
-    numbers = _numbers("step", steps)
+    numbers = rollouts.numbers("step", steps)
     if not np.isfinite(numbers).all():
         raise ValueError("The column for step has rows without a number. Give every row its step.")
-    order = np.argsort(numbers, kind="stable")
-    rollouts.columns["step"] = numbers[order].astype(np.int64)
-    if (np.diff(order) != 1).any():
-        rollouts.table = rollouts.table.take(order)
+    rollouts.order = np.argsort(numbers, kind="stable")
+    rollouts.columns["step"] = numbers[rollouts.order].astype(np.int64)
 
 
 def _fill(rollouts: Rollouts) -> None:
     columns, notes, fields = rollouts.columns, rollouts.notes, rollouts.fields
     for name in ("rm_scores", "advantages"):
         column = rollouts.column(name)
-        if column is not None and not _is_list(column):
-            columns[name] = _numbers(name, column).astype(np.float32)
+        if column is not None and not is_list(column):
+            columns[name] = rollouts.numbers(name, column).astype(np.float32)
             if fields.get(name, name) != name:
                 notes.append(f"{name} from {fields[name]}")
     if "rm_scores" not in columns and set(rollouts.table.column_names) >= TRL:
@@ -139,10 +156,10 @@ def _fill(rollouts: Rollouts) -> None:
         uid = rollouts.table[prompt]
         notes.append(f"no uid: samples of one step with the same {prompt} are a group")
     if uid is not None:
-        columns["uid"] = _codes(uid)[0]
+        columns["uid"] = _codes(rollouts, uid)[0]
     domain = rollouts.column("domain")
     if domain is not None:
-        columns["domain"], names = _codes(domain)
+        columns["domain"], names = _codes(rollouts, domain)
         rollouts.domains = [str(name) for name in names]
     columns["length"] = _lengths(rollouts)
 
@@ -158,7 +175,7 @@ def _sum_of_rewards(rollouts: Rollouts) -> None:
         if each.name not in known and (pa.types.is_floating(each.type) or pa.types.is_integer(each.type))
     ]
     if names:
-        parts = np.stack([_numbers(name, rollouts.table[name]) for name in names])
+        parts = np.stack([rollouts.numbers(name, rollouts.table[name]) for name in names])
         nothing = np.isnan(parts).all(0)
         rollouts.columns["rm_scores"] = np.where(nothing, np.nan, np.nansum(parts, 0)).astype(np.float32)
         what = f"the sum of {' + '.join(names)}, weights of 1" if len(names) > 1 else names[0]
@@ -170,49 +187,39 @@ def _lengths(rollouts: Rollouts) -> np.ndarray:
     import pyarrow.compute as pc
 
     given, names = rollouts.column("length"), rollouts.table.column_names
-    if given is not None and not _is_list(given):
-        numbers = _numbers("length", given)
+    if given is not None and not is_list(given):
+        numbers = rollouts.numbers("length", given)
         if not (numbers >= 0).all():
             raise ValueError("The column for length has rows without a number >= 0. Give every row its length.")
         return numbers.astype(np.int64)
     ids = given if given is not None else next((rollouts.table[name] for name in TOKENS if name in names), None)
-    if ids is not None and _is_list(ids):
-        return _numbers("length", pc.fill_null(pc.list_value_length(ids), 0)).astype(np.int64)
+    if ids is not None and is_list(ids):
+        return rollouts.numbers("length", pc.fill_null(pc.list_value_length(ids), 0)).astype(np.int64)
     for name in TEXTS:
         if name in names:
             rollouts.notes.append(f"length is the number of characters of {name} (--fields length=COLUMN for tokens)")
             column = rollouts.table[name]
             if _is_text(column):
-                return np.maximum(_numbers(name, pc.fill_null(pc.utf8_length(column), 0)), 1).astype(np.int64)
-            return np.array([max(len(str(each)), 1) for each in column.to_pylist()])
+                return np.maximum(rollouts.numbers(name, pc.fill_null(pc.utf8_length(column), 0)), 1).astype(np.int64)
+            return np.array([max(len(str(each)), 1) for each in column.to_pylist()])[rollouts.order]
     rollouts.notes.append("no lengths: every sample counts as one token (--fields length=COLUMN)")
     return np.ones(rollouts.num_samples, np.int64)
 
 
-def _numbers(name: str, column: Any) -> np.ndarray:
-    """A column of numbers, float64, NaN for null."""
+def _codes(rollouts: Rollouts, column: Any) -> tuple[np.ndarray, list[Any]]:
+    """Equal whole numbers for equal values, of each sample, and the values."""
     import pyarrow as pa
 
     try:
-        return np.asarray(column.cast(pa.float64()).to_numpy()).astype(float)
-    except (pa.ArrowException, ValueError) as error:
-        raise ValueError(f"The column for {name} holds {column.type}. Give one of numbers.") from error
-
-
-def _codes(column: Any) -> tuple[np.ndarray, list[Any]]:
-    """Equal whole numbers for equal values, and the values."""
-    import pyarrow as pa
-
-    try:
-        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
+        encoded = column.dictionary_encode(null_encoding="encode")
     except pa.ArrowException:
         # Conversations are lists of turns, of which Arrow makes no dictionary.
-        encoded = pa.array([str(each) for each in column.to_pylist()]).dictionary_encode()
-    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-    return np.asarray(encoded.indices).astype(np.int64), encoded.dictionary.to_pylist()
+        encoded = pa.chunked_array([[str(each) for each in column.to_pylist()]]).dictionary_encode()
+    codes = np.concatenate([np.asarray(chunk.indices) for chunk in encoded.chunks]).astype(np.int64)
+    return codes[rollouts.order], encoded.chunk(0).dictionary.to_pylist()
 
 
-def _is_list(column: Any) -> bool:
+def is_list(column: Any) -> bool:
     import pyarrow as pa
 
     return pa.types.is_list(column.type) or pa.types.is_large_list(column.type)

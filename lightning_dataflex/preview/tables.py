@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_dataflex.core.checks import check_nesting
 from lightning_dataflex.core.files import check_file, check_size
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES, MOST_ROWS = 2**34, 50_000_000
 """Of all files together, unpacked."""
+MOST_LINE, MOST_OPEN = 2**26, 500
+"""Bytes of JSON that are parsed at a time, and brackets of a line that need no look at how they are nested."""
 KINDS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
 CURE = "Give a file, or a folder of files, that ends in .parquet, .jsonl or .csv."
 
@@ -64,6 +68,20 @@ def _files(path: Path) -> list[Path]:
     )
 
 
+def _check_lines(file: Path) -> None:
+    """Raise a ValueError for what is no object a line, or nested so deep that Arrow would end the process."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            text, where = line.strip(), f"Line {number} of {str(file)!r}"
+            if text and (text[:1] != b"{" or text[-1:] != b"}" or len(text) > MOST_LINE // 2):
+                raise ValueError(f"{where} is no JSON object of at most {MOST_LINE // 2:,} bytes. {CURE}")
+            if text.count(b"[") + text.count(b"{") > MOST_OPEN:
+                try:
+                    check_nesting(where, json.loads(text))
+                except RecursionError as error:
+                    raise ValueError(f"{where} is nested too deep. Write it flatter.") from error
+
+
 def _read(file: Path) -> pa.Table:
     import pyarrow as pa
     import pyarrow.csv
@@ -72,7 +90,8 @@ def _read(file: Path) -> pa.Table:
 
     try:
         if KINDS[file.suffix] == "json":
-            return pyarrow.json.read_json(file)
+            _check_lines(file)
+            return pyarrow.json.read_json(file, read_options=pyarrow.json.ReadOptions(block_size=MOST_LINE))
         if KINDS[file.suffix] == "csv":
             return pyarrow.csv.read_csv(file)
         with pyarrow.parquet.ParquetFile(file) as parquet:
