@@ -29,7 +29,7 @@ BLOCKS = {
 
 
 def made_up(num_rows: int, per_step: int) -> pa.Table:
-    """Groups of 8 whose solve rates differ, in three domains, with a prompt and a response of some hundred characters."""
+    """Groups of 8 whose solve rates differ, in three domains, with prompts and responses of some hundred characters."""
     draw = np.random.default_rng(0)
     group = np.arange(num_rows) // 8
     rate = draw.choice([0.0, 0.2, 0.5, 0.9, 1.0], num_rows // 8 + 1)[group]

@@ -337,6 +337,26 @@ def test_several_configurations_in_one_table(tmp_path: Path, capsys: pytest.Capt
     assert any("computed as rloo does" in line for line in lines)
 
 
+def test_a_line_of_several_steps_is_their_sum_and_their_mean(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows = jsonl(tmp_path / "rows.jsonl", [*ROWS, {**ROWS[0], "step": 2, "prompt": "s", "reward": None}])
+    weigh = {"mechanism": "reweight", "scorer": "advantage_magnitude", "actuator": "softmax"}
+    main(["preview", rows, "--config", configured(tmp_path / "a.yaml", weigh), "--steps", "1"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("0-2"))
+    assert line.split() == ["0-2", "9", "100.0%", "100.0%", "0", "0", "0", "0", "0.5000", f"{MEAN_AFTER:.4f}"]
+
+
+def weights_of_softmax(lengths: list[int], sizes: list[float]) -> np.ndarray:
+    weights = np.exp(sizes)
+    return weights * np.sum(lengths) / np.sum(weights * lengths)
+
+
+SIZE = np.sqrt(0.5)
+WEIGHTS = np.concatenate(
+    [weights_of_softmax([10, 20, 3, 4], [SIZE, SIZE, 0, 0]), weights_of_softmax([5, 6, 7, 8], [0, 0, SIZE, SIZE])]
+)
+MEAN_AFTER = float((WEIGHTS * [row["reward"] for row in ROWS]).sum() / WEIGHTS.sum())
+
+
 def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     rows = jsonl(tmp_path / "rows.jsonl", [row | {"reward": None} if row["step"] else row for row in ROWS])
     main(["preview", rows, "--config", configured(tmp_path / "a.yaml", BAND), "--json"])

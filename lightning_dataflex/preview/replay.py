@@ -94,9 +94,11 @@ def _decided(rollouts: Rollouts, batches: Batches, pipeline: Pipeline, config: D
 
 
 def _sums(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Samples and tokens, and of those that are kept; samples by reason; mean reward before and after."""
+    """Samples and tokens, and those that are kept; samples by reason; mean reward before and after, of what weight."""
     length, kept = columns["length"], columns["kept"]
     valid = length > 0
+    rewarded = valid & np.isfinite(columns["reward"])
+    weight = columns["weight"] * rewarded
     counts = np.bincount(columns["reason"][valid], minlength=len(REASONS))
     return {
         "samples": int(valid.sum()),
@@ -104,15 +106,16 @@ def _sums(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
         "samples_kept": int(kept.sum()),
         "tokens_kept": int(length[kept].sum()),
         **{f"samples_{name}": int(num) for name, num in zip(REASONS[1:], counts[1:])},
-        "reward": _mean(columns["reward"], valid),
-        "reward_after": _mean(columns["reward"], columns["weight"] * valid),
+        "rewarded": int(rewarded.sum()),
+        "reward": _mean(columns["reward"], rewarded),
+        "weight": float(weight.sum(dtype=float)),
+        "reward_after": _mean(columns["reward"], weight),
     }
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> float:
-    known = np.isfinite(values)
-    total = float(np.sum(weights, where=known, dtype=float))
-    return float(np.sum(values * weights, where=known, dtype=float)) / total if total else float("nan")
+    total = float(weights.sum(dtype=float))
+    return float(np.sum(values * weights, where=weights > 0, dtype=float)) / total if total else float("nan")
 
 
 def _mixed(rollouts: Rollouts, config: DataFlexConfig, estimator: str | None) -> Preview:

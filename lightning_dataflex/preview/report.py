@@ -81,15 +81,16 @@ def _lines(named: Iterable[tuple[str, dict[str, Any]]]) -> list[tuple[str, ...]]
 
 
 def _blocks(steps: Sequence[dict[str, Any]], num_lines: int) -> list[tuple[str, dict[str, Any]]]:
-    """Steps in so many lines: sums of those of a line, and mean rewards weighed by their samples."""
+    """Steps in so many lines: sums of those of a line, and mean rewards by what they are the means of."""
     found = []
     for part in np.array_split(np.arange(len(steps)), min(num_lines, len(steps))):
         each = [steps[i] for i in part]
         sums = {key: sum(step[key] for step in each) for key in each[0]}
-        for key, weight in (("reward", "samples"), ("reward_after", "samples_kept")):
-            known = [step for step in each if step[key] == step[key]]
-            total = sum(step[weight] for step in known)
-            sums[key] = sum(step[key] * step[weight] for step in known) / total if total else float("nan")
+        for key, weight in (("reward", "rewarded"), ("reward_after", "weight")):
+            total = sum(step[weight] for step in each)
+            sums[key] = (
+                sum(step[key] * step[weight] for step in each if step[weight]) / total if total else float("nan")
+            )
         first, last = each[0]["step"], each[-1]["step"]
         found.append((f"{first}" if first == last else f"{first}-{last}", sums))
     return found
