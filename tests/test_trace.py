@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from lightning_dataflex import DataFlexCallback, Pipeline, Reweighter, build
 from lightning_dataflex.core import files
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.summary import REASONS
+from lightning_dataflex.trace import _holds_first_copy
+from tests.flowing import Prompts, dapo
+from tests.flowing import fit as rolling_fit
 from tests.toy import Toy, fit, rollout
 
 BAND = ("select", "group_solve_rate", "threshold_band")
@@ -118,6 +122,45 @@ def test_steps_before_the_rule_acts_have_no_score(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "t.jsonl")
     assert [row["score"] is None for row in rows] == [True] * 16 + [False] * 16
     assert all(row["kept"] and row["reason"] == "kept" for row in rows[:16])
+
+
+def test_padding_has_no_row(tmp_path: Path) -> None:
+    batch = rollout(0)
+    batch["response_mask"][2:4] = 0
+    fit(Toy(), [DataFlexCallback(*BAND, trace=str(tmp_path / "t.jsonl"))], [batch])
+    assert [row["uid"] for row in rows_of(tmp_path / "t.jsonl")] == ["0", "0", "2", "2", "3", "3"]
+
+
+def test_every_round_of_a_refill_is_there(tmp_path: Path) -> None:
+    callback = dapo(4, trace=str(tmp_path / "t.jsonl"))
+    kinds = ["hard", "mixed", "easy"] * 16
+    module, *_ = rolling_fit([callback], Prompts(kinds, 4), max_steps=3, max_epochs=-1)
+    rows = rows_of(tmp_path / "t.jsonl")
+    reasons_of = {"hard": "failed", "mixed": "kept", "easy": "solved"}
+    expected = [
+        (step, name, reasons_of[kinds[int(name[1:])]], "abc"[int(name[1:]) % 3])
+        for step, out in enumerate(module.rolled_out)
+        for name, num in out
+        for _ in range(num)
+    ]
+    assert len({row["step"] for row in rows}) == 3
+    assert [(row["step"], row["uid"], row["reason"], row["domain"]) for row in rows] == expected
+
+
+def test_of_ranks_that_hold_the_same_samples_one_writes_them() -> None:
+    class Mesh:
+        mesh_dim_names = ("data_parallel", "tensor_parallel")
+
+        def __init__(self, *place: int) -> None:
+            self.place = dict(zip(self.mesh_dim_names, place))
+
+        def get_local_rank(self, name: str) -> int:
+            return self.place[name]
+
+    def writes(mesh: Any) -> bool:
+        return _holds_first_copy(SimpleNamespace(device_mesh=mesh))
+
+    assert [writes(mesh) for mesh in (None, Mesh(0, 0), Mesh(1, 0), Mesh(0, 1), Mesh(1, 1))] == [True] * 3 + [False] * 2
 
 
 # -- which rows there are ----------------------------------------------------------------------------------------------
