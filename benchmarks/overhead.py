@@ -5,7 +5,8 @@
 The policy has 10 million parameters. One Trainer per mechanism; in every round each of them trains one step on the same
 prompts, so that all have the same neighbours. What is printed are medians and quartiles of the differences within a
 round: in milliseconds, which hold for larger policies too, and as a share of the step without a callback. The callbacks
-weigh and leave the batch whole (`drop: weight`), because a batch with fewer samples would make the step shorter.
+weigh and leave the batch whole (`drop: weight`), because a batch with fewer samples would make the step shorter. On a
+CPU the time is the processor's, of the one thread in which a Trainer runs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -58,8 +60,8 @@ SIZES = {"hidden_size": 384, "intermediate_size": 1280, "num_hidden_layers": 5, 
 class Turn(Callback):
     """Lets one Trainer after the other take a step, and notes how long it takes, logging included."""
 
-    def __init__(self, place: int, gates: list[threading.Semaphore], rounds: int) -> None:
-        self.place, self.gates, self.rounds = place, gates, rounds
+    def __init__(self, place: int, gates: list[threading.Semaphore], rounds: int, clock: Callable[[], float]) -> None:
+        self.place, self.gates, self.rounds, self.clock = place, gates, rounds, clock
         self.times: list[float] = []
         self._start = 0.0
 
@@ -68,13 +70,13 @@ class Turn(Callback):
             self.stop()
         if not self.gates[self.place].acquire(timeout=120):
             raise TimeoutError("Another Trainer does not take its turn.")
-        self._start = time.perf_counter()
+        self._start = self.clock()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.stop()
 
     def stop(self) -> None:
-        self.times.append(time.perf_counter() - self._start)
+        self.times.append(self.clock() - self._start)
         self.gates[(self.place + 1) % len(self.gates)].release()
 
 
@@ -106,7 +108,8 @@ def fit(turn: Turn, blocks: list[dict[str, Any]], prompts: int, folder: str, dev
 def measured(rounds: int, prompts: int, device: str) -> dict[str, list[float]]:
     """Seconds of each step with each arrangement, the first two left out."""
     gates = [threading.Semaphore(int(i == 0)) for i in range(len(ARRANGEMENTS))]
-    turns = [Turn(i, gates, rounds + 2) for i in range(len(gates))]
+    clock = time.thread_time if device == "cpu" else time.perf_counter
+    turns = [Turn(i, gates, rounds + 2, clock) for i in range(len(gates))]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(turns)) as pool:
         list(pool.map(lambda each: fit(each[0], each[1], prompts, folder, device), zip(turns, ARRANGEMENTS.values())))
     return {name: turn.times[2:] for name, turn in zip(ARRANGEMENTS, turns)}

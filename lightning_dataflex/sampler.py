@@ -111,7 +111,7 @@ class DomainMixtureSampler(DistributedSampler):
                     f"There are {len(proportions)} proportions for {len(self.domains)} domains. Give each one."
                 )
             proportions = dict(zip(self.domains, proportions))
-        unknown = [name for name in proportions if name not in self.domains]
+        unknown = proportions.keys() - set(self.domains)
         values = [float(proportions.get(name, 0.0)) for name in self.domains]
         if unknown or not all(np.isfinite(values)) or min(values) < 0 or abs(sum(values) - 1) > 1e-5:
             raise ValueError(

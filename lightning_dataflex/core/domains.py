@@ -166,13 +166,24 @@ class DomainStats:
 
 def warn_of_other_domains(owner: object, saved: Mapping[str, Any], domains: Sequence[str]) -> None:
     """Warn of domains of a checkpoint that are no more, and of new ones."""
-    gone, new = [name for name in saved if name not in domains], [name for name in domains if name not in saved]
+    known = set(domains)
+    gone, new = [name for name in saved if name not in known], [name for name in domains if name not in saved]
     if gone or new:
         warn_once(
             owner,
             f"The checkpoint has the domains {', '.join(saved)}. What it knows of {', '.join(gone) or 'none'} is "
             f"dropped; {', '.join(new) or 'none'} start without data.",
         )
+
+
+def of_domains(values: Mapping[str, Any], domains: Sequence[str]) -> dict[str, Any]:
+    """The values of these domains, of those that have one.
+
+    Example:
+        >>> of_domains({"math": 1.0, "gone": 2.0}, ["code", "math"])
+        {'math': 1.0}
+    """
+    return {name: values[name] for name in domains if name in values}
 
 
 def prior(
@@ -206,8 +217,9 @@ def check_names(what: str, names: Sequence[str], domains: Sequence[str]) -> None
     """Raise a ValueError unless the names are those of the domains."""
     if len(set(names)) < len(names):
         raise ValueError(f"{what} is {', '.join(map(str, names))}, which names a domain twice. Name each once.")
-    unknown = [name for name in names if name not in domains]
-    missing = [name for name in domains if name not in names]
+    named, known = set(names), set(domains)
+    unknown = [name for name in names if name not in known]
+    missing = [name for name in domains if name not in named]
     if unknown or missing:
         raise ValueError(
             f"{what} names {', '.join(map(str, unknown)) or 'no'} unknown and lacks {', '.join(missing) or 'none'} of "

@@ -158,8 +158,8 @@ def rank_prioritised(scores: Tensor, staleness: Tensor, beta: float, rho: float)
         tensor([0.0400, 0.8991, 0.0609], dtype=torch.float64)
     """
     scores = optimistic(scores)
-    higher = (scores[None, :] > scores[:, None]).sum(1)
-    equal = (scores[None, :] == scores[:, None]).sum(1)
+    _, place, counts = torch.unique(scores, return_inverse=True, return_counts=True)
+    higher, equal = (len(scores) - counts.cumsum(0))[place], counts[place]
     rank = higher + (equal + 1) / 2
     by_rank = normalised(rank.double().pow(-1 / beta))
     if not staleness.sum() > 0:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
 from lightning_dataflex.core.checks import check_finite, check_range, check_whole
-from lightning_dataflex.core.domains import DomainSums
+from lightning_dataflex.core.domains import DomainSums, of_domains
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import mixing
@@ -66,7 +66,7 @@ class DADS(Floored):
         return {"ema": dict(self.ema)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.ema = {name: value for name, value in state["ema"].items() if name in self.domains}
+        self.ema = of_domains(state["ema"], self.domains)
 
 
 class Bandit(Mixer):
@@ -93,7 +93,7 @@ class Bandit(Mixer):
         return {"estimates": dict(self.estimates)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.estimates = {name: value for name, value in state["estimates"].items() if name in self.domains}
+        self.estimates = of_domains(state["estimates"], self.domains)
 
 
 @register_mixer("exp3")
@@ -185,9 +185,7 @@ class DoReMi(Mixer):
         return {"current": dict(self.current), "total": dict(self.total)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.current, self.total = (
-            {name: value for name, value in state[key].items() if name in self.domains} for key in ("current", "total")
-        )
+        self.current, self.total = (of_domains(state[key], self.domains) for key in ("current", "total"))
 
 
 def known(domains: Sequence[str], values: Tensor) -> dict[str, float]:
