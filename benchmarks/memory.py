@@ -40,7 +40,8 @@ class Counted(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self.num_ops += 1
-        self.num_numbers += sum(tensor.numel() for tensor in [*given, *made])
+        if not func.is_view:
+            self.num_numbers += sum(tensor.numel() for tensor in [*given, *made])
         name = func.overloadpacket.__name__
         by_mask = name.startswith("index") and any(
             leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]) if isinstance(leaf, torch.Tensor)

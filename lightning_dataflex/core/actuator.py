@@ -124,7 +124,7 @@ class Selector(Actuator):
         if not rows.any():
             return torch.zeros_like(scores, dtype=torch.bool)
         tidy = TidyBatch(batch, rows)
-        kept = torch.as_tensor(self.act(scores[rows], tidy, **ctx), device=scores.device)
+        kept = torch.as_tensor(self.act(tidy.of_rows(scores), tidy, **ctx), device=scores.device)
         if kept.dtype != torch.bool:
             index = checked_index(self, kept, tidy.num_samples)
             kept = torch.zeros(tidy.num_samples, dtype=torch.bool, device=scores.device)
@@ -180,7 +180,7 @@ class Reweighter(Actuator):
         if not rows.any():
             return torch.zeros_like(scores if scores.dtype == torch.float64 else scores.float())
         tidy = TidyBatch(batch, rows)
-        weights = torch.as_tensor(self.act(scores[rows], tidy, **ctx)).detach()
+        weights = torch.as_tensor(self.act(tidy.of_rows(scores), tidy, **ctx)).detach()
         check_length(self, weights, tidy)
         weights = weights if weights.dtype == torch.float64 else weights.float()
         valid = tidy.token_mask if weights.dim() == 2 else torch.ones_like(weights, dtype=torch.bool)

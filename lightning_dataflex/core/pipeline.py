@@ -218,14 +218,15 @@ class Pipeline:
 
     def _action(self, batch: RolloutBatch, step_id: int, progress: float | None) -> Action:
         scores = self.scorer.score(batch, step_id)
-        missing = ~scorable(batch, fields_screened(self.actuator)).to(scores.device)
-        if missing.any():
+        readable = scorable(batch, fields_screened(self.actuator)).to(scores.device)
+        if not readable.all():
             # What the actuator cannot read has no score either: it is not kept, and counted.
+            missing = ~readable
             scores = torch.where(missing if scores.dim() == 1 else missing[:, None], torch.nan, scores)
         context = {"step_id": step_id, "progress": progress}
         if isinstance(self.actuator, Selector):
             keep = self.actuator.keep(scores, batch, **context)
-            return Action(scores, keep, keep.float(), self.actuator.advantages(keep, batch))
+            return Action(scores, keep, keep, self.actuator.advantages(keep, batch))
         if isinstance(self.actuator, Reweighter):
             weights = (self.actuator.unscaled if self._scales else self.actuator.act)(scores, batch, **context)
             return Action(scores, scored(batch, scores), weights)

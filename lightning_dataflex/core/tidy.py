@@ -56,7 +56,7 @@ class TidyBatch(RolloutBatch):
             value = by_rows(lambda m, rows: torch.where(m, rows, rows.new_zeros(())), mask.to(table.device), table)
         if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
-        return self._taken(value)
+        return self.of_rows(value)
 
     def missing(self, name: str) -> str:
         return f"{super().missing(name)} Or the rule does not declare it: add it to requires."
@@ -77,22 +77,23 @@ class TidyBatch(RolloutBatch):
 
     @functools.cached_property
     def num_tokens(self) -> Tensor:
-        return self._taken(self._whole.num_tokens)
+        return self.of_rows(self._whole.num_tokens)
 
     @functools.cached_property
     def outcomes(self) -> Tensor:
-        return self._taken(self._whole.outcomes)
+        return self.of_rows(self._whole.outcomes)
 
     @functools.cached_property
     def group_ids(self) -> Tensor:
-        return self._taken(self._whole.group_ids)
+        return self.of_rows(self._whole.group_ids)
 
     @functools.cached_property
     def groups(self) -> tuple[Tensor, int]:
         # The rules of a step share one sort of the ids, unless rows are left out.
-        return self._whole.groups if self._all else group_index(self._taken(self._whole.groups[0]))
+        return self._whole.groups if self._all else group_index(self.of_rows(self._whole.groups[0]))
 
-    def _taken(self, value: Any) -> Any:
+    def of_rows(self, value: Any) -> Any:
+        """Those of the samples that count, of a value with an entry for each sample; any other value as it is."""
         if self._all or not isinstance(value, (Tensor, np.ndarray, list, tuple)) or len(value) != len(self._rows):
             return value
         if isinstance(value, Tensor):

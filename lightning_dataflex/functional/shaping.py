@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.groups import TOLERANCE, group_rank, group_size
 from lightning_dataflex.functional.weighting import FLOAT_MAX, softmax
 
@@ -157,17 +158,21 @@ def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solve
         tensor([[1.1500],
                 [1.0500]])
     """
-    entropies = torch.where(response_mask, entropies.double(), 0.0).clamp(min=0, max=FLOAT_MAX)
-    size = torch.where(solved[:, None], entropies, 1 / (entropies + ENTROPY_EPS))
-    size = torch.where(response_mask, size, 0.0)
     side = group * 2 + solved
     num_sides = int(side.max()) + 1 if len(side) else 0
-    empty = size.new_zeros(num_sides, size.shape[1])
-    total = empty.index_add(0, side, size)[side]
-    count = empty.index_add(0, side, response_mask.double())[side]
-    # Where every entropy is 0 all have an equal share.
-    share = torch.where(total > 0, size / total, 1 / count)
-    return torch.where(response_mask, 1 + amount * share * count, 0.0).to(torch.float32)
+
+    def at_places(entropies: Tensor, valid: Tensor) -> Tensor:
+        exact = torch.where(valid, entropies.double(), 0.0).clamp(min=0, max=FLOAT_MAX)
+        size = torch.where(valid, torch.where(solved, exact, 1 / (exact + ENTROPY_EPS)), 0.0)
+        empty = size.new_zeros(len(size), num_sides)
+        total = empty.index_add(1, side, size)[:, side]
+        count = empty.index_add(1, side, valid.double())[:, side]
+        # Where every entropy is 0 all have an equal share.
+        share = torch.where(total > 0, size / total, 1 / count)
+        return torch.where(valid, 1 + amount * share * count, 0.0).to(torch.float32)
+
+    # A place of all responses is a row here: places have nothing to do with each other.
+    return by_rows(at_places, entropies.T, response_mask.T).T.contiguous()
 
 
 def length_power(lengths: Tensor, power: float) -> Tensor:
