@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+
 from lightning_dataflex.functional.choices import shown
 
 MOST_WHOLE = 2**63 - 1
@@ -23,7 +25,9 @@ def is_number(value: object) -> bool:
         >>> is_number(0.5), is_number(True), is_number("0.5"), is_number(float("nan")), is_number(10**400)
         (True, False, False, False, False)
     """
-    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max  # type: ignore[operator]
+    # NumPy would take the largest float64 for infinity beside a float32.
+    exact = value.item() if isinstance(value, np.generic) else value
+    return isinstance(exact, Real) and not isinstance(exact, bool) and abs(exact) <= sys.float_info.max  # type: ignore[operator]
 
 
 def is_whole(value: object) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.containers import as_tensor
 from lightning_dataflex.core.numbers import dense
-from lightning_dataflex.core.rollout import FieldView, RolloutBatch
+from lightning_dataflex.core.rollout import FieldView, RolloutBatch, is_per_sample
 from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.scoring import unscored
@@ -94,7 +94,7 @@ class TidyBatch(RolloutBatch):
 
     def of_rows(self, value: Any) -> Any:
         """Those of the samples that count, of a value with an entry for each sample; any other value as it is."""
-        if self._all or not isinstance(value, (Tensor, np.ndarray, list, tuple)) or len(value) != len(self._rows):
+        if self._all or not is_per_sample(value) or len(value) != len(self._rows):
             return value
         if isinstance(value, Tensor):
             return value[self._rows.to(value.device)]

@@ -28,7 +28,7 @@ def drawn(log_chances: Tensor, num: int, ids: Tensor, *key: int) -> Tensor:
         tensor([ True, False,  True])
     """
     gumbel = -(-uniform(ids, *key).log()).log()
-    order = (log_chances.double().cpu() + gumbel).nan_to_num(nan=-torch.inf)
+    order = torch.where(log_chances.isnan().cpu(), -torch.inf, log_chances.double().cpu() + gumbel)
     best = torch.argsort(order, descending=True, stable=True)[:num]
     best = best[order[best] > -torch.inf]
     keep = torch.zeros(len(log_chances), dtype=torch.bool, device=log_chances.device)
