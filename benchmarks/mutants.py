@@ -26,9 +26,9 @@ import shutil
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hypothesis
 import jsonargparse
@@ -145,6 +145,20 @@ def ordered(tests: set[str], seconds: dict[str, float], budget: float) -> list[s
     return [name for name, sum_so_far in zip(names, total) if sum_so_far <= budget]
 
 
+def merged(old: dict[str, Any], new: dict[str, Any], files: list[str]) -> dict[str, Any]:
+    """A recording with that of some test files in place of what it has of them."""
+
+    def others(tests: Iterable[str]) -> list[str]:
+        return [test for test in tests if test.partition("::")[0] not in files]
+
+    lines = {file: {n: others(tests) for n, tests in each.items()} for file, each in old["lines"].items()}
+    for file, each in new["lines"].items():
+        for n, tests in each.items():
+            known = lines.setdefault(file, {}).setdefault(n, [])
+            known += [test for test in tests if test not in known]
+    return {"lines": lines, "seconds": {test: old["seconds"][test] for test in others(old["seconds"])} | new["seconds"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, default=600, help="of each file in proportion to how many it has")
@@ -152,6 +166,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="a file, or a line of it as file:line")
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of tests for one mutant")
     parser.add_argument("--cover", type=Path, help="keeps which test runs what, for the next time")
+    parser.add_argument("--record", action="append", help="a test file that is new or changed since --cover was kept")
     options = parser.parse_args()
     files = sorted(str(path.relative_to(ROOT)) for part in PARTS for path in (ROOT / part).glob("*.py"))
     only = options.only or files
@@ -175,6 +190,10 @@ def main() -> None:
         path = options.cover or Path(folder, "cover.json")
         if not path.exists():
             recorded(tree, TESTS, path, [f"{part}/*" for part in PARTS])
+        elif options.record:
+            recorded(tree, options.record, Path(folder, "new.json"), [f"{part}/*" for part in PARTS])
+            both = merged(*(json.loads(each.read_text()) for each in (path, Path(folder, "new.json"))), options.record)
+            path.write_text(json.dumps(both))
         cover = json.loads(path.read_text())
         lines, seconds = defaultdict(dict, cover["lines"]), cover["seconds"]
         needs = {mutant: ordered(covering(mutant, lines[mutant.file]), seconds, options.budget) for mutant in chosen}
