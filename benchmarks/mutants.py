@@ -3,7 +3,8 @@
     python benchmarks/mutants.py --sample 600 --seed 0 [--only lightning_dataflex/functional/loss.py]
 
 Needs the extra `mutants`. cosmic-ray changes one operator, number, keyword, loop, handler or decorator at a time. The
-tests that cover the changed statement run in a forked child, quick ones first, up to the first that fails. The child
+tests that cover the changed statement run in a forked child, those that run little else first, up to the first that
+fails. The child
 inherits all modules and puts the changed function into place; for a change outside of functions it imports them anew.
 Prints the mutants that live, and a table. A mutant that hangs counts as killed.
 
@@ -133,13 +134,13 @@ def covering(mutant: Mutant, lines: dict[str, list[str]]) -> set[str]:
     return set()
 
 
-def ordered(tests: set[str], seconds: dict[str, float], budget: float) -> list[str]:
-    """The quick tests first, a second case of a test as if it took twice as long, as far as the budget goes."""
+def ordered(tests: set[str], cover: dict[str, Any], breadth: Counter[str], budget: float) -> list[str]:
+    """The tests that run little else first, a second case of a test as if it ran twice as much, as the budget goes."""
     cases: Counter[str] = Counter()
-    costs = {}
-    for test in sorted(tests, key=lambda test: (seconds[test], test)):
+    seconds, costs = cover["seconds"], {}
+    for test in sorted(tests, key=lambda test: (breadth[test], test)):
         cases[test.partition("[")[0]] += 1
-        costs[test] = seconds[test] * cases[test.partition("[")[0]]
+        costs[test] = breadth[test] * cases[test.partition("[")[0]]
     names = sorted((test for test in tests if seconds[test] < SLOW), key=lambda test: (costs[test], test))
     total = itertools.accumulate(seconds[name] for name in names)
     return [name for name, sum_so_far in zip(names, total) if sum_so_far <= budget]
@@ -195,8 +196,9 @@ def main() -> None:
             both = merged(*(json.loads(each.read_text()) for each in (path, Path(folder, "new.json"))), options.record)
             path.write_text(json.dumps(both))
         cover = json.loads(path.read_text())
-        lines, seconds = defaultdict(dict, cover["lines"]), cover["seconds"]
-        needs = {mutant: ordered(covering(mutant, lines[mutant.file]), seconds, options.budget) for mutant in chosen}
+        lines = defaultdict(dict, cover["lines"])
+        breadth = Counter(test for each in lines.values() for tests in each.values() for test in tests)
+        needs = {each: ordered(covering(each, lines[each.file]), cover, breadth, options.budget) for each in chosen}
         for mutant, status in tried(needs, tree, TESTS, cover):
             outcomes[mutant.file][{0: "lives", HANGS: "hangs"}.get(status, "killed")] += 1
             if not status:

@@ -66,8 +66,8 @@ def check_rows_apart(name: str, tensor: Tensor) -> None:
 def plain_array(array: np.ndarray) -> np.ndarray:
     """The same numbers in an array that PyTorch reads: of its byte order, forwards, writable, no wider than float64."""
     dtype = array.dtype.newbyteorder("=")
-    dtype = np.dtype(np.float64) if dtype.kind == "f" and dtype.itemsize > 8 else dtype
-    odd = any(stride < 0 or stride % max(array.itemsize, 1) for stride in array.strides)
+    dtype = np.dtype(np.float64) if dtype == np.longdouble else dtype
+    odd = any(stride < 0 or stride % array.itemsize for stride in array.strides)
     return array.astype(dtype, order="C") if odd or dtype != array.dtype or not array.flags.writeable else array
 
 

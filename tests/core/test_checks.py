@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from lightning_dataflex.core import checks
 from lightning_dataflex.core.block import check_keys, check_values, is_path
 from lightning_dataflex.core.checks import check_finite, check_nesting, check_range, check_whole, is_number, is_whole
 from lightning_dataflex.functional.choices import check_choice, shown
@@ -105,10 +106,17 @@ def test_parameters_are_nested_32_deep_at_most(kind: type) -> None:
     assert not accepted(check_nesting, "params", nested(33, kind))
 
 
-def test_parameters_have_a_million_entries_at_most() -> None:
-    assert accepted(check_nesting, "params", [[0] * 999_998, 0])
-    with pytest.raises(ValueError, match=r"^params has more than 1000000 entries. Give fewer"):
-        check_nesting("params", [[0] * 999_999, 0])
+def test_parameters_have_so_many_entries_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MOST_ENTRIES", 5)
+    assert accepted(check_nesting, "params", [[0, 0, 0], 0])
+    with pytest.raises(ValueError, match=r"^params has more than 5 entries\. Give fewer"):
+        check_nesting("params", [[0, 0, 0, 0], 0])
+
+
+def test_nothing_beside_it_hides_what_is_nested_too_deep() -> None:
+    deep = nested(40, list)
+    for value in ([deep, 1], [1, deep], {"a": deep, "b": 1}, {"a": 1, "b": deep}):
+        assert not accepted(check_nesting, "params", value)
 
 
 def test_values_are_shown_up_to_200_characters() -> None:

@@ -254,7 +254,14 @@ def test_arrays_that_pytorch_reads_are_not_copied() -> None:
     packed["b"] = [1, 2, 3]
     fixed = good.copy()
     fixed.flags.writeable = False
-    for odd in (good[::-1], good.astype(">f8"), packed["b"], fixed, good.astype(np.longdouble)):
+    for odd in (
+        good[::-1],
+        np.array([1, 2, 3], np.int8)[::-1],
+        good.astype(">f8"),
+        packed["b"],
+        fixed,
+        good.astype(np.longdouble),
+    ):
         got = plain_array(odd)
         assert got.tolist() == odd.tolist()
         assert got.flags.writeable
