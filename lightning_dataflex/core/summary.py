@@ -161,14 +161,14 @@ def merged(parts: Sequence[Summary]) -> dict[str, Tensor]:
         >>> merged([Summary(one, False), Summary(none, False)])["kept_frac"]
         tensor(0.5000)
     """
-    if len(parts) < 2:
-        return summary(parts[0].numbers, of_tokens=parts[0].of_tokens) if parts else {}
-    names = [name for name in parts[0].numbers if all(name in part.numbers for part in parts)]
+    if not parts:
+        return {}
+    names = set.intersection(*(set(part.numbers) for part in parts))
     numbers = {name: torch.cat([part.numbers[name] for part in parts]) for name in names}
     if "uid" in numbers:
         which = torch.cat([torch.full_like(part.numbers["uid"], i) for i, part in enumerate(parts)])
         numbers["uid"] = torch.unique(torch.stack([which, numbers["uid"]]), dim=1, return_inverse=True)[1]
-    return summary(numbers, of_tokens=parts[0].of_tokens)
+    return summary(numbers, of_tokens=any(part.of_tokens for part in parts))
 
 
 def reasons(numbers: RowNumbers) -> Tensor:

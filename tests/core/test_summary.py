@@ -229,4 +229,5 @@ def test_decisions_of_a_step_are_one_on_all_their_samples() -> None:
 )
 def test_groups_that_are_kept_are_counted(uid: list[int], kept: list[int], size: int | None, expected: int) -> None:
     numbers = {"uid": torch.tensor(uid), "num_kept": torch.tensor(kept)}
-    assert Summary(numbers, of_tokens=False).num_groups_kept(size) == expected
+    num = Summary(numbers, of_tokens=False).num_groups_kept(size)
+    assert (num, type(num)) == (expected, int)

@@ -66,6 +66,8 @@ def test_uniform_numbers_are_those_of_splitmix64() -> None:
 def test_chances_by_rank_are_the_power_of_the_middle_of_each(num: int, keep: float) -> None:
     powers = [((rank + 0.5) / num) ** (1 / keep - 1) for rank in range(num)]
     np.testing.assert_allclose(drawing.rank_power(num, keep), np.array(powers) / sum(powers))
+    # The last of many by a high power: neither overflows.
+    assert drawing.rank_power(10_000, 0.005)[-1].item() == pytest.approx(200 / 10_000, rel=0.02)
 
 
 def test_a_schedule_has_a_start_an_end_and_batches_between() -> None:
