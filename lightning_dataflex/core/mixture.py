@@ -238,7 +238,7 @@ class Mixture:
         scores = self.scorer.score(batch, step_id).cpu()
         if scores.dim() == 2:
             mask = batch.token_mask.cpu()
-            scores = torch.where(mask, scores, 0.0).sum(-1) / mask.sum(-1)
+            scores = torch.where(mask, scores, 0.0).sum(1) / mask.sum(1)
         return scores, (batch.num_tokens > 0).cpu()
 
     def _exchanged_scores(

@@ -60,12 +60,12 @@ def measure_of(batch: RolloutBatch, weights: Tensor, normalize: str) -> Tensor |
     """
     if normalize == "samples":
         tokens = tokens_of(batch, weights)
-        return (tokens > 0).double() if weights.dim() == 1 else tokens / tokens.sum(-1, keepdim=True).clamp(min=1)
+        return (tokens > 0).double() if weights.dim() == 1 else tokens / tokens.sum(1, keepdim=True).clamp(min=1)
     if normalize != "abs_advantage":
         return None
     size, mask = batch.tensor("advantages").double().abs(), batch.token_mask
     size = torch.where(mask, size if size.dim() == 2 else size[:, None], 0.0).nan_to_num(0.0, posinf=0.0)
-    return (size if weights.dim() == 2 else size.sum(-1)).to(weights.device)
+    return (size if weights.dim() == 2 else size.sum(1)).to(weights.device)
 
 
 def tokens_of(batch: RolloutBatch, weights: Tensor) -> Tensor:

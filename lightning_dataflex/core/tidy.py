@@ -106,7 +106,7 @@ class TidyBatch(RolloutBatch):
         if name not in ("rm_scores", "advantages") or mask is None or not isinstance(value, Tensor) or value.dim() != 1:
             return value
         if name == "rm_scores":
-            mask = mask & (mask.cumsum(-1) == mask.sum(-1, keepdim=True))
+            mask = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
         return torch.where(mask, value[:, None], torch.zeros((), dtype=value.dtype, device=value.device))
 
 

@@ -50,8 +50,8 @@ def importance_ratio(log_ratios: Tensor, response_mask: Tensor, level: Level = "
     log_ratios = torch.where(valid, as_float(log_ratios), 0.0)
     if level == "token":
         return torch.where(valid, log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 0.0)
-    total = log_ratios.sum(-1)
-    total = total / valid.sum(-1).clamp(min=1) if level == "geometric" else total
+    total = log_ratios.sum(1)
+    total = total / valid.sum(1).clamp(min=1) if level == "geometric" else total
     return total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 

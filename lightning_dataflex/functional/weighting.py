@@ -52,8 +52,8 @@ def row_means(weights: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
     """
     if weights.dim() == 1:
         return weights.double(), measure
-    total = measure.sum(-1)
-    return torch.where(total > 0, (weights.double() * measure).sum(-1) / total, 0.0), total
+    total = measure.sum(1)
+    return torch.where(total > 0, (weights.double() * measure).sum(1) / total, 0.0), total
 
 
 def unit_scale(mean_weights: Tensor, tokens: Tensor) -> Tensor:
