@@ -1,0 +1,148 @@
+"""Ids, what is remembered under them, and what a decision writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_dataflex import RolloutBatch
+from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.history import PromptHistory, Visits
+from lightning_dataflex.core.ids import prompt_ids, stable_ids
+from lightning_dataflex.core.summary import Summary
+
+NAN = float("nan")
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
+
+
+def read(**fields: Any) -> RolloutBatch:
+    return RolloutBatch({"response_mask": MASK} | fields)
+
+
+# -- ids ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([1, -2], dtype=torch.int16),
+        torch.tensor([1.0, -2.0]),
+        np.array([1, -2]),
+        np.array([1, -2], ">i4"),
+        np.array([1.0, -2.0]),
+        np.array([1, -2], object),
+        [1, -2],
+        (1.0, -2.0),
+        [torch.tensor(1), torch.tensor(-2)],
+        [np.int64(1), np.float32(-2)],
+    ],
+    ids=repr,
+)
+def test_whole_numbers_are_their_own_ids(values: Any) -> None:
+    ids = stable_ids(values)
+    assert (ids.tolist(), ids.dtype) == ([1, -2], torch.int64)
+
+
+def test_other_ids_are_hashes_of_type_and_text() -> None:
+    """Fixed for ever: a checkpoint holds them."""
+    assert stable_ids(["a", "b"]).tolist() == [int(x) for x in stable_ids(np.array(["a", "b"]))]
+    kinds = ["1", 1, 1.5, ("1",), ("1", 2), frozenset({1}), frozenset({1, 2}), b"1", 2**63, -(2**63) - 1, (1, (2, 3))]
+    assert len(set(stable_ids(kinds).tolist())) == len(kinds)
+    assert stable_ids([True, 1, 1.0, np.bool_(True)]).tolist() == [1, 1, 1, 1]
+    assert stable_ids([(True, 2.0)]).tolist() == stable_ids([(1, 2)]).tolist()
+    assert stable_ids([frozenset({"a", "b"})]).tolist() == stable_ids([frozenset({"b", "a"})]).tolist()
+    assert stable_ids(torch.tensor([2**63 - 1]).to(torch.uint64)).tolist() == [2**63 - 1]
+    big = torch.tensor([2**63, 7], dtype=torch.uint64)
+    assert stable_ids(big).tolist() == stable_ids([2**63, 7]).tolist() == stable_ids(big.numpy()).tolist()
+    assert stable_ids([2**63 - 1, -(2**63)]).tolist() == [2**63 - 1, -(2**63)]
+    assert stable_ids([]).tolist() == []
+    assert prompt_ids({"prompt_id": [5]}).tolist() == [5]
+    assert stable_ids([2**9_999])[0] != 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.ones(2, 2), r"^uid has shape \(2, 2\)\. It must be \(samples,\)"),
+        (np.ones(()), r"^uid has shape \(\)"),
+        (["a", None], "^uid of sample 1 is None. Give every sample the id of its group"),
+        ([1.0, NAN], "^uid holds NaN"),
+        (torch.tensor([1.0, NAN]), "^uid holds NaN"),
+        ([["a"]], "^uid holds values that cannot be compared: unhashable"),
+        ([2**10_000], "^uid holds a number of 10001 bits. Use shorter ones, or texts"),
+        ([(1, object())], "^uid holds <object object.*, which has another text on every rank"),
+    ],
+)
+def test_what_is_no_id(values: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        stable_ids(values)
+    with pytest.raises(ValueError, match=r"^prompt_id "):
+        prompt_ids({"prompt_id": values})
+
+
+# -- what is remembered ------------------------------------------------------------------------------------------------
+
+
+def test_histories_look_up_put_and_forget() -> None:
+    history = PromptHistory({"a": 0.5}, max_prompts=32)
+    assert history.look_up(torch.tensor([3]))["a"].tolist() == [0.5]
+    assert history.seen(torch.tensor([3])).tolist() == [False]
+    history.put(torch.arange(32).flip(0), {"a": torch.arange(32.0).flip(0)}, 0)
+    assert (len(history), history.num_bytes) == (32, 32 * (8 + 8 + 4))
+    assert history.look_up(torch.tensor([31, 0, 99]))["a"].tolist() == [31, 0, 0.5]
+    history.put(torch.tensor([0, 40]), {"a": torch.tensor([7.0, 8.0])}, 1)
+    # One too many, and a sixteenth of 32 more: those of the first step with the smallest ids.
+    assert len(history) == 30
+    assert history.seen(torch.tensor([0, 1, 2, 3, 4, 40])).tolist() == [True, False, False, False, True, True]
+    assert history.look_up(torch.tensor([0, 40]))["a"].tolist() == [7, 8]
+    with pytest.raises(ValueError, match=r"^The history has the columns a, but was given b\. Name them"):
+        history.put(torch.tensor([1]), {"b": torch.ones(1)}, 2)
+    state = history.state_dict()
+    again = PromptHistory({"a": 0.5})
+    again.load_state_dict(state)
+    assert len(again) == 30
+    with pytest.raises(ValueError, match=r"^The history has columns of 29 to 30 prompts\. Each has one of all"):
+        again.load_state_dict(state | {"a": state["a"][1:]})
+    assert PromptHistory({}).max_prompts == 1_000_000
+
+
+def test_visits_count_above_a_threshold() -> None:
+    ids, outcomes = torch.tensor([5, 5, 3]), torch.tensor([0.4, 0.8, 0.5])
+    assert Visits.of(ids, outcomes).solved.tolist() == [0, 1]
+    assert Visits.of(ids, outcomes, 0.3).solved.tolist() == [1, 2]
+
+
+# -- what a decision writes --------------------------------------------------------------------------------------------
+
+
+def decision(keep: Any, weights: Any, advantages: Any = None) -> Decision:
+    return Decision(torch.zeros(2), torch.tensor(keep), torch.tensor(weights), advantages, Summary({}, False), 1)
+
+
+@pytest.mark.parametrize(("drop", "of_tokens"), [(d, t) for d in ("mask", "rows", "weight") for t in (True, False)])
+def test_updates_of_a_decision(drop: Any, of_tokens: bool) -> None:
+    keep = [[True, False, False], [True, False, False]] if of_tokens else [True, False]
+    weights = [[2.0, 0, 0], [3.0, 0, 0]] if of_tokens else [[2.0, 2.0, 0], [0, 0, 0]]
+    there = torch.tensor([[0.5, NAN, NAN], [0.5, NAN, NAN]])
+    got = decision(keep, weights).updates(read(rollout_is_weights=there), drop=drop)
+    assert got["rollout_is_weights"][:, 0].tolist() == ([1, 1.5] if of_tokens else [1, 0])
+    masked = ["rollout_is_weights", "response_mask", "original_response_mask"]
+    assert list(got) == (["rollout_is_weights"] if drop == "weight" else masked)
+    if drop != "weight":
+        assert got["response_mask"].tolist() == ([[1, 0, 0], [1, 0, 0]] if of_tokens else [[1, 1, 0], [0, 0, 0]])
+        assert got["original_response_mask"] is MASK
+
+
+def test_updates_go_where_they_are_told_to_and_multiply_what_is_there() -> None:
+    made = decision([True, True], [[2.0, 3.0, 0], [4.0, 0, 0]])
+    assert made.updates(read(), weights_key="w")["w"].tolist() == [[2, 3, 0], [4, 0, 0]]
+    assert made.updates(read(w=torch.tensor([10.0, 0.5])), weights_key="w")["w"].tolist() == [[20, 30, 0], [2, 0, 0]]
+    assert (made.group_ids, made.fell_back) == (None, False)
+    changed = decision([True, True], [[1.0] * 3] * 2, torch.tensor([5.0, 6.0]))
+    got = changed.updates(read(advantages=torch.tensor([1.0, 2.0])))
+    assert (got["advantages"].tolist(), got["original_advantages"].tolist()) == ([5, 6], [1, 2])
+    with pytest.raises(ValueError, match=r"no field 'advantages'"):
+        changed.updates(read())
