@@ -83,6 +83,15 @@ def test_what_is_kept_stands_at_its_place_in_the_whole_batch(given: Any, expecte
     assert Keeps(given).keep(SCORES, BATCH).nonzero().flatten().tolist() == expected
 
 
+def test_a_rule_keeps_its_name_and_its_text() -> None:
+    class Says(Selector):
+        def act(self, scores: Any, batch: Any, **ctx: Any) -> Any:
+            """What it does."""
+            return []
+
+    assert (Says.act.__name__, Says.act.__doc__) == ("act", "What it does.")
+
+
 def test_what_is_kept_of_tokens_is_a_mask_without_padding() -> None:
     every = torch.ones(3, 3, dtype=torch.bool)
     table = torch.ones(4, 3)

@@ -201,6 +201,23 @@ def test_names_are_found_and_kinds_told_apart() -> None:
     assert {"scorer": Scorer, "selector": Selector, "reweighter": Reweighter, "mixer": Mixer} == BASES
 
 
+def test_packages_are_loaded_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    class Entry:
+        def __init__(self, value: str) -> None:
+            self.name = self.value = value
+
+        def load(self) -> None:
+            loaded.append(self.value)
+
+    monkeypatch.setattr(registry, "_loaded", {"first"})
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry("first"), Entry("second"), Entry("third")])
+    for _ in range(2):
+        components("selector")
+    assert loaded == ["second", "third"]
+
+
 def test_settings_are_what_a_component_was_built_with() -> None:
     band = build("selector", "threshold_band", low=0.1, high=0.9)
     assert settings_of(band) == {"low": 0.1, "high": 0.9, "closed": False}
