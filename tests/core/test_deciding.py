@@ -99,6 +99,11 @@ def test_weights_are_scaled_by_what_the_rule_says(normalize: Any, scale: float, 
     assert decision.weights.dtype == torch.float32
 
 
+def test_a_rank_that_decides_alone_scales_alone() -> None:
+    decision = Pipeline(Given(), Weighs("tokens"), scope="rank").decide(batch(1.0, 2.0, 9.0, 4.0))
+    torch.testing.assert_close(decision.weights, torch.tensor([1.0, 2.0, 0.0, 4.0])[:, None] * MASK * 6 / 13)
+
+
 @pytest.mark.parametrize(("normalize", "expected"), [("tokens", 1.0), ("none", 0.0)])
 def test_weights_that_are_all_zero_are_told_of(normalize: Any, expected: float) -> None:
     pipeline = Pipeline(Given(), Weighs(normalize))

@@ -59,6 +59,10 @@ def test_masks(mask: Any, expected: list[list[bool]]) -> None:
     assert (read.tolist(), read.dim()) == (expected, 2)
 
 
+def test_a_mask_of_nothing_has_one_column() -> None:
+    assert RolloutBatch({"response_mask": []}).token_mask.shape == (0, 1)
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
