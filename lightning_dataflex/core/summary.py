@@ -163,6 +163,9 @@ def merged(parts: Sequence[Summary]) -> dict[str, Tensor]:
     """
     if not parts:
         return {}
+    if len(parts) == 1:
+        (only,) = parts
+        return summary(only.numbers, of_tokens=only.of_tokens)
     names = set.intersection(*(set(part.numbers) for part in parts))
     numbers = {name: torch.cat([part.numbers[name] for part in parts]) for name in names}
     if "uid" in numbers:
