@@ -106,6 +106,10 @@ def test_a_stage_ends_a_little_beyond_the_middle() -> None:
     assert shaping.stage_weight(doubles(0.501), "easy").item() == 1
     assert shaping.stage_weight(doubles(0.499), "easy").item() == pytest.approx(math.sin(math.pi * 0.499)) != 1
     assert shaping.stage_weight(doubles(0), "hard", all_failed=0.5).item() == 0.5
+    # What is 1e-6 from an end is at it.
+    at_ends = doubles(1e-6, 1 - 1e-6)
+    assert shaping.stage_weight(at_ends, "hard").tolist() == [0.25, 0]
+    assert shaping.stage_weight(at_ends, "medium").tolist() == [0, 0]
     assert shaping.stage_weight(doubles(2e-6), "hard").item() == 1
     assert shaping.stage_weight(doubles(2e-6), "medium").item() == pytest.approx(2e-6 * math.pi)
     assert shaping.stage_weight(doubles(1 - 2e-6), "medium").item() == pytest.approx(2e-6 * math.pi)

@@ -71,6 +71,13 @@ def test_difficulty_says_how_many_stay() -> None:
     assert subsets.k_of_difficulty(means[-1:], seen[:1], k, ready_after=1).tolist() == [2]
 
 
+def test_of_subsets_that_vary_alike_the_lowest_rewards_stay() -> None:
+    one_group = torch.zeros(3).long()
+    assert subsets.max_variance(doubles(2, 0, 1), one_group, 1 / 3).tolist() == [False, True, False]
+    assert subsets.max_variance(doubles(2, 1, 0), one_group, 2 / 3).tolist() == [True, False, True]
+    assert subsets.max_variance(doubles(0, 1, 2, 3), torch.zeros(4).long(), 0.75).tolist() == [True, True, False, True]
+
+
 def test_pruning_is_of_whole_samples() -> None:
     scores, group = doubles(1, 2, 3, 4, NAN, 7), torch.tensor([0, 0, 0, 0, 0, 1])
     for rate, kept in ((0.0, 4), (0.24, 4), (0.25, 3), (0.5, 2), (0.74, 2), (0.75, 1), (1.0, 1)):
