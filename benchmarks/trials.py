@@ -75,7 +75,7 @@ class Recorder:
     """Writes which test runs which lines, and how long it takes."""
 
     def __init__(self, path: Path, include: list[str]) -> None:
-        self.path, self.include, self.seconds = path, include, {}
+        self.path, self.include, self.seconds, self.failed = path, include, {}, set()
 
     def pytest_sessionstart(self) -> None:
         self.coverage = coverage.Coverage(data_file=None, include=self.include, config_file=False)
@@ -89,11 +89,19 @@ class Recorder:
         self.seconds[item.nodeid] = time.perf_counter() - begin
         return result
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.add(report.nodeid)
+
     def pytest_sessionfinish(self) -> None:
         self.coverage.stop()
         data = self.coverage.get_data()
-        lines = {os.path.relpath(file): data.contexts_by_lineno(file) for file in data.measured_files()}
-        self.path.write_text(json.dumps({"seconds": self.seconds, "lines": lines}))
+        lines = {}
+        for file in data.measured_files():
+            found = data.contexts_by_lineno(file)
+            lines[os.path.relpath(file)] = {n: [t for t in tests if t not in self.failed] for n, tests in found.items()}
+        recording = {"seconds": self.seconds, "lines": lines, "failed": sorted(self.failed)}
+        self.path.write_text(json.dumps(recording))
 
 
 class Trials:
@@ -176,9 +184,12 @@ def imported_anew(mutant: Mutant, names: list[str], seconds: float, tree: Path) 
 
 
 def recorded(tree: Path, tests: list[str], path: Path, include: list[str]) -> None:
-    """Write to a file which test runs which lines, and how long it takes."""
-    if exit_status(pytest_in(tree, tests, Recorder(path, include))):
+    """Write to a file which test runs which lines, and how long it takes; one that fails can tell nothing apart."""
+    status = exit_status(pytest_in(tree, [*tests, "--maxfail=20"], Recorder(path, include)))
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or not path.exists():
         sys.exit((tree.parent / "log").read_text())
+    if failed := json.loads(path.read_text())["failed"]:
+        print(f"Without the tests that fail anyway: {', '.join(failed)}", flush=True)
 
 
 def tried(
