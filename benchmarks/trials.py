@@ -185,9 +185,11 @@ def imported_anew(mutant: Mutant, names: list[str], seconds: float, tree: Path) 
 
 def recorded(tree: Path, tests: list[str], path: Path, include: list[str]) -> None:
     """Write to a file which test runs which lines, and how long it takes; one that fails can tell nothing apart."""
-    status = exit_status(pytest_in(tree, [*tests, "--maxfail=20"], Recorder(path, include)))
-    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or not path.exists():
+    part = tree.parent / "recording.json"
+    status = exit_status(pytest_in(tree, [*tests, "--maxfail=0"], Recorder(part, include)))
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         sys.exit((tree.parent / "log").read_text())
+    path.write_text(part.read_text())
     if failed := json.loads(path.read_text())["failed"]:
         print(f"Without the tests that fail anyway: {', '.join(failed)}", flush=True)
 
