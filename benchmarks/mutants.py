@@ -4,9 +4,10 @@
 
 Needs the extra `mutants`. cosmic-ray changes one operator, number, keyword, loop, handler or decorator at a time. The
 tests that cover the changed statement run in a forked child, those that run little else first, up to the first that
-fails. The child
-inherits all modules and puts the changed function into place; for a change outside of functions it imports them anew.
-Prints the mutants that live, and a table. A mutant that hangs counts as killed.
+fails. The child inherits all modules and puts the changed function into place; for a change outside of functions it
+imports them anew.
+Prints the mutants that live, and a table. A mutant that hangs counts as killed. With `--control` nothing is changed, and
+it prints those that are killed all the same.
 
 Not changed: annotations, texts (docstrings, f-strings, what is raised or warned) and `__repr__`. Not run: tests that
 start processes, tests of 3 seconds or more, and what goes beyond `--budget` seconds of tests for one mutant.
@@ -93,6 +94,13 @@ class Mutant(NamedTuple):
         return "\n".join([f"{self.file}:{self.place[0]} {self.operator.removeprefix('core/')}", *lines[3:]])
 
 
+class Control(Mutant):
+    """None: with it every test passes, or what it would have killed counts for nothing."""
+
+    def after(self) -> str:
+        return self.before()
+
+
 def unchanged(tree: ast.Module) -> Iterator[ast.AST | None]:
     """The nodes in which nothing is mutated."""
     for node in ast.walk(tree):
@@ -168,6 +176,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=30.0, help="seconds of tests for one mutant")
     parser.add_argument("--cover", type=Path, help="keeps which test runs what, for the next time")
     parser.add_argument("--record", action="append", help="a test file that is new or changed since --cover was kept")
+    parser.add_argument("--control", action="store_true", help="the same, but nothing is changed: all should live")
     options = parser.parse_args()
     files = sorted(str(path.relative_to(ROOT)) for part in PARTS for path in (ROOT / part).glob("*.py"))
     only = options.only or files
@@ -198,10 +207,11 @@ def main() -> None:
         cover = json.loads(path.read_text())
         lines = defaultdict(dict, cover["lines"])
         breadth = Counter(test for each in lines.values() for tests in each.values() for test in tests)
+        chosen = [Control(*each) for each in chosen] if options.control else chosen
         needs = {each: ordered(covering(each, lines[each.file]), cover, breadth, options.budget) for each in chosen}
         for mutant, status in tried(needs, tree, TESTS, cover):
             outcomes[mutant.file][{0: "lives", HANGS: "hangs"}.get(status, "killed")] += 1
-            if not status:
+            if bool(status) == options.control:
                 print(f"\n{mutant}", flush=True)
     print("\n| file | killed | of | share |\n|---|--:|--:|--:|")
     for file, each in [*outcomes.items(), ("all", sum(outcomes.values(), Counter()))]:
