@@ -5,9 +5,8 @@
 Needs the extra `mutants`. cosmic-ray changes one operator, number, keyword, loop, handler or decorator at a time. The
 tests that cover the changed statement run in a forked child, those that run little else first, up to the first that
 fails. The child inherits all modules and puts the changed function into place; for a change outside of functions it
-imports them anew.
-Prints the mutants that live, and a table. A mutant that hangs counts as killed. With `--control` nothing is changed, and
-it prints those that are killed all the same.
+imports them anew. Prints the mutants that live, and a table. A mutant that hangs counts as killed. With `--control`
+nothing is changed, and it prints those that are killed all the same.
 
 Not changed: annotations, texts (docstrings, f-strings, what is raised or warned) and `__repr__`. Not run: tests that
 start processes, tests of 3 seconds or more, and what goes beyond `--budget` seconds of tests for one mutant.
