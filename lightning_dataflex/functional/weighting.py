@@ -157,9 +157,9 @@ def _order_statistics(values: Tensor, *places: int) -> list[Tensor]:
     """The values at these places of the sorted ones."""
     if values.device.type != "cpu":
         return [values.kthvalue(place + 1).values for place in places]
-    # NumPy finds all in one pass, and keeps no index of each value beside it; bfloat16 it does not know.
+    # NumPy finds all in one pass, and keeps no index of each value beside it; it knows no bfloat16 and no gradient.
     values = values.float() if values.dtype == torch.bfloat16 else values
-    ordered = torch.from_numpy(np.partition(values.numpy(), places))
+    ordered = torch.from_numpy(np.partition(values.detach().numpy(), places))
     return [ordered[place] for place in places]
 
 

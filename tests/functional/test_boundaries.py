@@ -167,6 +167,9 @@ def test_a_quantile_beside_infinity_is_the_nearer_value() -> None:
     assert [weighting.quantile(values, q).item() for q in (0.5, 0.74, 0.75, 1.0)] == [1, 1, INF, INF]
     assert [weighting.quantile(doubles(-INF, 1), q).item() for q in (0.0, 0.49, 0.5)] == [-INF, -INF, 1]
     assert weighting.quantile(doubles(3), 0.7).item() == 3
+    for dtype in (torch.bfloat16, torch.float16, torch.int64):
+        assert weighting.quantile(torch.tensor([5, 1, 3]).to(dtype), 0.5).item() == 3
+    assert weighting.quantile(doubles(5, 1, 3).requires_grad_(), 0.5).item() == 3
     assert weighting.quantile(doubles(0, 1), 0.25).item() == 0.25
 
 
