@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from lightning_dataflex import RolloutBatch
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.history import PromptHistory, Visits
 from lightning_dataflex.core.ids import prompt_ids, stable_ids
+from lightning_dataflex.core.prompt_scorer import PromptScorer
 from lightning_dataflex.core.summary import Summary
 
 NAN = float("nan")
@@ -107,6 +108,27 @@ def test_histories_look_up_put_and_forget() -> None:
     with pytest.raises(ValueError, match=r"^The history has columns of 29 to 30 prompts\. Each has one of all"):
         again.load_state_dict(state | {"a": state["a"][1:]})
     assert PromptHistory({}).max_prompts == 1_000_000
+
+
+def test_a_scorer_of_prompts_remembers_a_million_and_solves_above_a_half_unless_said() -> None:
+    class Remembers(PromptScorer):
+        columns_remembered: ClassVar = {"a": 0.25}
+
+        def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Any:
+            return self.remembered(batch)["a"]
+
+    scorer = Remembers()
+    assert (scorer.success_threshold, scorer.history.max_prompts, scorer.settings) == (0.5, 1_000_000, {})
+    assert (scorer.timing, scorer.granularity, scorer.requires) == ("pre_rollout", "prompt", ("prompt_id",))
+    assert Remembers(0.75, 3).history.max_prompts == 3
+    assert scorer.observe(Visits.of(torch.tensor([5]), torch.ones(1))) is None
+    scorer.history.put(torch.tensor([5]), {"a": torch.ones(1)}, 0)
+    assert scorer.score({"prompt_id": [5, 6]}).tolist() == [1, 0.25]
+    (again := Remembers()).set_extra_state(scorer.get_extra_state())
+    assert again.score({"prompt_id": [5, 6]}).dtype == torch.float64
+    assert again.score({"prompt_id": [5, 6]}).tolist() == [1, 0.25]
+    with pytest.raises(ValueError, match=r"^success_threshold is nan"):
+        Remembers(NAN)
 
 
 def test_visits_count_above_a_threshold() -> None:

@@ -80,6 +80,8 @@ def test_responses_are_the_same_by_their_valid_tokens_alone() -> None:
     assert pool.add(found(response(7, 1))) == pool.add(found(response(7, 2, 1))) == 1
     hole = response(7, 1, 2) | {"response_mask": torch.tensor([[1, 0, 1]])}
     assert pool.add(found(hole)) == 1
+    # What stands in a hole of the mask is none of its tokens.
+    assert pool.add(found(hole | {"input_ids": torch.tensor([[7, 1, 8, 0]])})) == 0
     # Without tokens nobody can say which are the same.
     untold = {name: value for name, value in response(8, 1).items() if name != "input_ids"}
     assert [pool.add(found(untold)) for _ in range(2)] == [1, 1]
