@@ -63,8 +63,8 @@ def test_bands_and_thresholds_have_a_tolerance() -> None:
 
 def test_difficulty_says_how_many_stay() -> None:
     seen, k = doubles(0, 0.25, 0.5, 0.75, 1), [8, 6, 4, 2]
-    means = doubles(0, 0.25 - 2e-6, 0.25, 0.5 - 9e-7, 0.6, 0.75, 1)
-    assert subsets.k_of_difficulty(means, seen, k).tolist() == [8, 8, 6, 4, 4, 2, 2]
+    means = doubles(0, 0.25 - 2e-6, 0.25 - 1e-6, 0.25, 0.5 - 9e-7, 0.6, 0.75, 1)
+    assert subsets.k_of_difficulty(means, seen, k).tolist() == [8, 8, 6, 6, 4, 4, 2, 2]
     assert subsets.k_of_difficulty(means[:2], seen[:3], k).tolist() == [8, 8]
     assert subsets.k_of_difficulty(means[-1:], seen[:4], k).tolist() == [2]
     assert subsets.k_of_difficulty(means[-1:], seen, k, ready_after=6).tolist() == [8]
@@ -114,6 +114,15 @@ def test_scores_of_groups_and_what_is_no_signal() -> None:
     assert scoring.is_solved(doubles(0.5 + 9e-7, 0.5 + 2e-6, NAN, INF), 0.5).tolist() == [False, True, False, True]
 
 
+def test_rewards_of_tokens_and_scores_that_are_none() -> None:
+    table = doubles(1, 2, 3, 4).view(2, 2)
+    assert scoring.outcome(table).tolist() == [3, 7]
+    assert scoring.outcome(table[:, 0]).tolist() == [1, 3]
+    assert scoring.unscored(doubles(INF, -INF, 1, NAN, 1, 1).view(3, 2)).tolist() == [False, True, False]
+    assert scoring.unscored(doubles(INF, NAN)).tolist() == [False, True]
+    assert scoring.token_prob(doubles(0)[None]).tolist() == [[1]]
+
+
 def test_alignment_of_curves() -> None:
     curves = np.array([[0.2, 0.4, 0.9], [0.0, 1.0, 1.0], [1, 1, 1]])
     mean = curves.mean(0)
@@ -124,8 +133,8 @@ def test_alignment_of_curves() -> None:
     base = doubles(0.1, 0.2, 0.3, 0.4)
     whole = ((1 - base) ** 2).sum()
     close(scoring.trajectory_alignment(gaps, base), [1 - ((0.4 - base) ** 2).sum() / whole, 1])
-    middle = torch.tensor([[0.1, NAN, NAN, 0.4]], dtype=torch.float64)
-    filled = doubles(0.1, 0.4, 0.4, 0.4)
+    middle = torch.tensor([[0.1, NAN, NAN, 0.6]], dtype=torch.float64)
+    filled = doubles(0.1, 0.6, 0.6, 0.6)
     close(scoring.trajectory_alignment(middle, base), [1 - ((filled - base) ** 2).sum() / whole])
     assert scoring.trajectory_alignment(torch.full((2, 3), NAN)).isnan().tolist() == [True, True]
     for rates, baseline in ((torch.ones(3), None), (torch.ones(2, 3), torch.ones(2)), (torch.ones(2, 2, 2), None)):
