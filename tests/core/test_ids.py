@@ -13,7 +13,7 @@ from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.history import PromptHistory, Visits
 from lightning_dataflex.core.ids import prompt_ids, stable_ids
 from lightning_dataflex.core.prompt_scorer import PromptScorer
-from lightning_dataflex.core.summary import Summary
+from lightning_dataflex.core.summary import REASONS, Summary
 
 NAN = float("nan")
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
@@ -141,7 +141,8 @@ def test_visits_count_above_a_threshold() -> None:
 
 
 def decision(keep: Any, weights: Any, advantages: Any = None) -> Decision:
-    return Decision(torch.zeros(2), torch.tensor(keep), torch.tensor(weights), advantages, Summary({}, False), 1)
+    kept, weighed, nothing = torch.tensor(keep), torch.tensor(weights), Summary({}, False)
+    return Decision(torch.zeros(2), kept, weighed, advantages, nothing, rows=slice(0, 2), num_kept=1)
 
 
 @pytest.mark.parametrize(("drop", "of_tokens"), [(d, t) for d in ("mask", "rows", "weight") for t in (True, False)])
@@ -168,3 +169,23 @@ def test_updates_go_where_they_are_told_to_and_multiply_what_is_there() -> None:
     assert (got["advantages"].tolist(), got["original_advantages"].tolist()) == ([5, 6], [1, 2])
     with pytest.raises(ValueError, match=r"no field 'advantages'"):
         changed.updates(read())
+
+
+@pytest.mark.parametrize("of_tokens", [True, False])
+def test_columns_of_a_decision_are_those_of_this_rank(of_tokens: bool) -> None:
+    """The second and third of four samples of all ranks."""
+    numbers = {
+        "num_tokens": torch.tensor([9, 2, 1, 9]),
+        "num_kept": torch.tensor([1, 0, 2, 1]),
+        "weight_mean": torch.tensor([9.0, 0.0, 1.5, 9.0]),
+        "scored": torch.tensor([True, False, True, True]),
+    }
+    scores = torch.tensor([[1.0, NAN, 7.0], [3.0, 7.0, 7.0]]) if of_tokens else torch.tensor([NAN, 3.0])
+    rewards = {"rm_scores": torch.tensor([9.0, 0.25, 0.5, 9.0])} if of_tokens else {}
+    made = Decision(scores, MASK > 0, MASK.float(), None, Summary(numbers | rewards, of_tokens), slice(1, 3), 3)
+    got = made.columns(read())
+    np.testing.assert_array_equal(got["score"], [1.0 if of_tokens else NAN, 3.0])
+    np.testing.assert_array_equal(got["reward"], [0.25, 0.5] if of_tokens else [NAN, NAN])
+    assert list(got) == ["score", "kept", "weight", "reason", "reward", "length"]
+    assert (got["kept"].tolist(), got["weight"].tolist(), got["length"].tolist()) == ([False, True], [0, 1.5], [2, 1])
+    assert [REASONS[i] for i in got["reason"]] == ["nan", "kept"]

@@ -35,13 +35,16 @@ def test_a_block_is_what_it_says_and_else_the_default() -> None:
         "enforce": True,
         "adv_estimator": None,
         "label": None,
+        "trace": None,
+        "trace_every": 1,
+        "trace_rows": 1_000_000,
     }
     assert vars(DataFlexConfig.of(SELECT)) == SELECT | defaults
     described = DataFlexConfig.of(SELECT | {"drop": "rows", "trim": True}).described()
     assert described == {
         name: str(value)
         for name, value in (SELECT | defaults | {"drop": "rows", "trim": True}).items()
-        if name not in ("scorer", "actuator")
+        if name not in ("scorer", "actuator", "trace", "trace_every", "trace_rows")
     }
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lightning_dataflex import RolloutBatch
-from lightning_dataflex.core.summary import Summary, counting_alike, merged, row_numbers, scaled, summary
+from lightning_dataflex.core.summary import REASONS as PLACES
+from lightning_dataflex.core.summary import Summary, counting_alike, merged, reasons, row_numbers, scaled, summary
 
 NAN = float("nan")
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 1, 1], [0, 0, 0]])
@@ -190,6 +191,22 @@ def test_dropped_groups_are_counted_by_reason() -> None:
         "kept, all alike",
     ]
     assert metrics["frac_zero_std"].item() == pytest.approx(len(quiet) / (len(GROUPS) - 1))
+
+
+def test_each_sample_has_the_reason_of_its_group_or_its_own() -> None:
+    """A dropped sample that has a score: that of its group if all of it is dropped without a signal; else the rule."""
+    for name, (rewards, kept, has_score) in GROUPS.items():
+        whole = {row: reason for reason, row in (("solved", "dropped_solved"), ("failed", "dropped_failed"))}
+        of_group = next((whole[row] for row in whole if name in REASONS[row]), "rule")
+        expected = [
+            "kept" if k else "nan" if not s else "rule" if reward is None else of_group
+            for reward, k, s in zip(rewards, kept, has_score)
+        ]
+        assert [PLACES[i] for i in reasons(of_groups([name]))] == expected, name
+    apart = torch.cat([reasons(of_groups([name])) for name in GROUPS])
+    assert reasons(of_groups(list(GROUPS))).tolist() == apart.tolist()
+    without = {name: value for name, value in of_groups(["solved", "no score"]).items() if name != "uid"}
+    assert [PLACES[i] for i in reasons(without)] == ["rule", "rule", "nan", "nan"]
 
 
 def test_rewards_are_averaged_over_those_that_have_one_and_those_that_stay() -> None:
