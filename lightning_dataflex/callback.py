@@ -12,7 +12,7 @@ from lightning_dataflex.asking import check_progress, data_parallel_group, progr
 from lightning_dataflex.core.actuator import Actuator
 from lightning_dataflex.core.building import ComponentConfig
 from lightning_dataflex.core.compat import validate_compat
-from lightning_dataflex.core.config import DataFlexConfig, Drop, Mechanism, OnEmpty, RefillConfig, Scope
+from lightning_dataflex.core.config import DataFlexConfig, Drop, LogLevel, Mechanism, OnEmpty, RefillConfig, Scope
 from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.memory import described
@@ -30,6 +30,7 @@ from lightning_dataflex.saving import saved, take_back, take_flow_back
 from lightning_dataflex.steering import Steering
 from lightning_dataflex.stopping import StepWatch
 from lightning_dataflex.team import Team, check_mount, check_team
+from lightning_dataflex.telling import ON_THE_BAR, Telling
 from lightning_dataflex.writing import check_places_everywhere
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class DataFlexCallback(Callback):
         trace: A path, `.jsonl` or `.parquet`, to which a row is written for each sample and decision.
         trace_every: Only of every so many steps.
         trace_rows: Most rows of a trace, of all ranks together.
+        log_level: `info` says a line when a fit starts and one when it ends, through the logger `lightning_dataflex`
+            of `logging`; `debug` one of each logged step too; `warning` none.
 
     Example:
         >>> callback = DataFlexCallback("select", scorer="group_solve_rate",
@@ -107,6 +110,7 @@ class DataFlexCallback(Callback):
         trace: str | None = None,
         trace_every: int = 1,
         trace_rows: int = 1_000_000,
+        log_level: LogLevel = "info",
     ) -> None:
         super().__init__()
         self.config = DataFlexConfig(
@@ -132,6 +136,7 @@ class DataFlexCallback(Callback):
             trace=trace,
             trace_every=trace_every,
             trace_rows=trace_rows,
+            log_level=log_level,
         )
         self.pipeline = (Mixture if mechanism == "mix" else Pipeline).from_config(self.config)
         if isinstance(self.pipeline, Pipeline) and self.pipeline.actuator.changes_advantages:
@@ -157,6 +162,7 @@ class DataFlexCallback(Callback):
         self._trainer: Trainer | None = None
         self.watch = StepWatch()
         self._acted = False
+        self.telling = Telling(self.name, log_level)
 
     @property
     def name(self) -> str:
@@ -251,6 +257,12 @@ class DataFlexCallback(Callback):
         """Say what may not go as planned, now that schedules are there."""
         if self.flow is not None:
             warn_of_schedules(trainer)
+        assert self._mount is not None
+        self.telling.start(trainer, pl_module, self, self._mount)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say what the run has come to."""
+        self.telling.end(trainer, self)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the module as it was found."""
@@ -343,7 +355,8 @@ class DataFlexCallback(Callback):
             self.flow.source.end_step()
         prefix = self.team.log_prefix(self)
         for key, value in metrics.items():
-            pl_module.log(prefix + key, value, prog_bar=key == "kept_frac", on_step=True, batch_size=batch_size)
+            pl_module.log(prefix + key, value, prog_bar=key in ON_THE_BAR, on_step=True, batch_size=batch_size)
+        self.telling.step(trainer, self, metrics, prefix, batch_idx)
         self.num_steps += 1
         self.watch.end_batch(trainer, batch_idx)
 

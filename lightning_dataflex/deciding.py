@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,6 +37,7 @@ class Deciding:
         self._windows: list[StepWindow] = []
         self._whole_groups: WholeGroups | None = None
         self._decisions: list[Decision] = []
+        self._masks: list[Tensor | None] = []
         self._trainer: Trainer | None = None
         self.trace: DecisionTrace | None = None
         if config.trace is not None:
@@ -60,6 +62,7 @@ class Deciding:
         for window in self._windows:
             window.detach()
         self._windows, self._whole_groups, self._decisions, self._trainer = [], None, [], None
+        self._masks = []
         if self.trace is not None:
             self.trace.end()
 
@@ -69,7 +72,7 @@ class Deciding:
             window.begin_batch()
         if self._whole_groups is not None:
             self._whole_groups.begin_batch(new_step=new_step)
-        self._decisions = []
+        self._decisions, self._masks = [], []
 
     def decide(self, batch: RolloutBatch, step: int) -> Decision:
         """The decision on a rollout batch that the loss is to be computed on."""
@@ -91,6 +94,7 @@ class Deciding:
         self._decisions.append(decision)
         if self.trace is not None:
             self.trace.add(batch, decision, step, scored=asks)
+        self._masks.append(batch.token_mask if decision.scores.dim() == 2 else None)
         return decision
 
     def account(self, num_kept: int, step: int) -> None:
@@ -121,3 +125,22 @@ class Deciding:
     def num_samples(self) -> int:
         """Samples of this rank that were decided on in this step."""
         return sum(len(decision.keep) for decision in self._decisions)
+
+    @property
+    def counts(self) -> dict[str, Tensor]:
+        """Samples of the global batch in this step that have a valid token, and those of them that are kept."""
+        numbers = [decision.summary.numbers for decision in self._decisions]
+        names = {"num_samples": "num_tokens", "num_kept": "num_kept"} if numbers else {}
+        return {name: torch.stack([(each[key] > 0).sum() for each in numbers]).sum() for name, key in names.items()}
+
+    @property
+    def scores(self) -> Tensor:
+        """This rank's scores in this step, those of tokens in a row; NaN of samples that have none."""
+        parts = [each.scores if mask is None else each.scores[mask] for each, mask in zip(self._decisions, self._masks)]
+        return torch.cat([part.flatten() for part in parts])
+
+    @property
+    def weights(self) -> Tensor:
+        """The mean weight of each sample of the global batch in this step that has a valid token."""
+        numbers = [decision.summary.numbers for decision in self._decisions]
+        return torch.cat([each["weight_mean"][each["num_tokens"] > 0] for each in numbers])

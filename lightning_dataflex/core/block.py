@@ -18,6 +18,7 @@ Mechanism = Literal["select", "reweight", "mix"]
 Drop = Literal["mask", "rows", "weight"]
 OnEmpty = Literal["skip", "keep", "raise"]
 Scope = Literal["global", "rank"]
+LogLevel = Literal["debug", "info", "warning"]
 
 
 def check_keys(title: str, block: Mapping[str, Any], cls: type) -> None:
@@ -41,7 +42,8 @@ def is_path(value: object) -> bool:
 
 def check_values(block: Mapping[str, Any]) -> None:
     """Raise a ValueError for a value that its key does not take, as far as one can say without the components."""
-    for name, choices in (("mechanism", Mechanism), ("drop", Drop), ("on_empty", OnEmpty), ("scope", Scope)):
+    words = {"mechanism": Mechanism, "drop": Drop, "on_empty": OnEmpty, "scope": Scope, "log_level": LogLevel}
+    for name, choices in words.items():
         if name in block and not (isinstance(block[name], str) and block[name] in get_args(choices)):
             raise ValueError(f"{name} is {shown(block[name])}. {nearest(block[name], get_args(choices))}")
     for name, least in (("warmup_step", 0), ("update_step", 1), ("trace_every", 1), ("trace_rows", 1)):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from lightning_dataflex.core.actuator import Actuator, Selector
-from lightning_dataflex.core.block import Drop, Mechanism, OnEmpty, Scope, check_keys, check_values, is_path
+from lightning_dataflex.core.block import Drop, LogLevel, Mechanism, OnEmpty, Scope, check_keys, check_values, is_path
 from lightning_dataflex.core.building import ComponentConfig, component
 from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.compat import chooses_prompts, validate_compat
@@ -20,7 +20,7 @@ MOST_GROUPS = 1_000_000
 
 OF_SAMPLES = ("drop", "trim", "refill", "trace")
 """Keys that only a rule on samples reads."""
-REPORTING = ("trace", "trace_every", "trace_rows")
+REPORTING = ("trace", "trace_every", "trace_rows", "log_level")
 """Keys that change what is written of a run, and nothing of the run."""
 
 ACTUATOR_KINDS: dict[str, Kind] = {"select": "selector", "reweight": "reweighter", "mix": "mixer"}
@@ -102,6 +102,8 @@ class DataFlexConfig:
         trace: A path, `.jsonl` or `.parquet`, to which a row is written for each sample and decision.
         trace_every: Only of every so many steps.
         trace_rows: Most rows of a trace, of all ranks together.
+        log_level: `info` says a line when a fit starts and one when it ends, through the logger `lightning_dataflex`
+            of `logging`; `debug` one of each logged step too; `warning` none.
     """
 
     mechanism: Mechanism
@@ -126,6 +128,7 @@ class DataFlexConfig:
     trace: str | None = None
     trace_every: int = 1
     trace_rows: int = 1_000_000
+    log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
         check_values(vars(self))
