@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Drop, LogLevel, Mechanism, OnEmpty, RefillConfig, Scope
 from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.figures import run_so_far
 from lightning_dataflex.core.memory import described
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
@@ -191,6 +193,27 @@ class DataFlexCallback(Callback):
         """Bring the trace to where the checkpoint is."""
         if self.deciding is not None and self.deciding.trace is not None:
             self.deciding.trace.flush()
+
+    def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
+        """A picture of what the run has decided so far, on rank 0: kept fraction and rewards, or proportions.
+
+        Args:
+            val: What was logged of each step, `[{"kept_frac": 0.5}, ...]`, or of one. Default: of this run, of which
+                a callback remembers up to 2,000 steps evenly spread; a checkpoint holds none of it.
+            ax: Axes to draw on. Default: new ones.
+
+        Returns:
+            The figure and its axes, as the `plot` of a torchmetrics Metric.
+
+        Raises:
+            ValueError: There was no step yet.
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        steps, numbers = self.telling.history.steps, self.telling.history.numbers
+        if val is not None:
+            numbers = [val] if isinstance(val, Mapping) else list(val)
+            steps = list(range(len(numbers)))
+        return run_so_far(steps, numbers, ax)
 
     # -- coming and going ------------------------------------------------------------------------------------------
 

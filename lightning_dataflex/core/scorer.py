@@ -13,6 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from lightning_dataflex.core.figures import histogram
 from lightning_dataflex.core.global_batch import telling_columns
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.tidy import TidyBatch, fields_screened, placed, scorable
@@ -149,6 +150,18 @@ class Scorer(Metric):
         # A rule of plain code may take no context.
         context = {"remember": False} if self.remembers else {}
         return self.score(RolloutBatch(joined(blocks)), int(self.step_id), **context)
+
+    def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
+        """A histogram of scores: the figure and its axes, as the `plot` of other Metrics.
+
+        Args:
+            val: What `compute` or `score` gave, or several of it. Default: `compute()`.
+            ax: Axes to draw on. Default: new ones.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        return histogram(self.compute() if val is None else val, ax, label=f"score of {type(self).__name__}")
 
     def set_dtype(self, dst_type: str | torch.dtype) -> Scorer:
         """As `Metric.set_dtype`; what is collected stays exact."""

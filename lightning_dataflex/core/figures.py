@@ -1,0 +1,96 @@
+"""Pictures of numbers, by matplotlib, which is imported when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")
+"""Of Okabe and Ito, which those who are blind to some colours tell apart."""
+DASHES = ("-", "--", "-.", ":")
+"""Lines differ in these too."""
+
+
+def check_matplotlib() -> None:
+    """Raise a ModuleNotFoundError where there is no matplotlib."""
+    if not find_spec("matplotlib"):
+        raise ModuleNotFoundError(
+            "matplotlib, which draws, is not installed. Install lightning_dataflex[see].", name="matplotlib"
+        )
+
+
+def canvas(ax: Any = None) -> tuple[Any, Any]:
+    """The axes to draw on and their figure: those that were given, or new ones of pyplot."""
+    check_matplotlib()
+    if ax is not None:
+        return ax.get_figure(), ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots()
+
+
+def histogram(values: Any, ax: Any = None, *, label: str = "score") -> tuple[Any, Any]:
+    """A histogram of the finite ones of these values: its figure and axes.
+
+    Args:
+        values: A tensor, or several, of any shape.
+        ax: Axes to draw on. Default: new ones.
+        label: What the values are.
+    """
+    parts = [values] if isinstance(values, Tensor) else list(values)
+    found = [x for part in parts for x in part.detach().double().flatten().cpu().tolist()]
+    finite = [x for x in found if abs(x) < float("inf")]
+    fig, ax = canvas(ax)
+    ax.hist(finite, bins=30, color=PALETTE[0])
+    ax.set(xlabel=label, ylabel="number of scores")
+    if len(finite) < len(found):
+        ax.set_title(f"{len(finite):,} of {len(found):,} have one", fontsize="medium")
+    return fig, ax
+
+
+def lines(ax: Any, steps: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
+    """A line of each column over steps."""
+    for i, (name, values) in enumerate(columns.items()):
+        alone = {"marker": "o"} if len(steps) == 1 else {}
+        ax.plot(steps, values, DASHES[i % len(DASHES)], color=PALETTE[i % len(PALETTE)], label=name, **alone)
+
+
+def stacked(ax: Any, steps: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
+    """The columns over steps, one on top of the other."""
+    colours = [PALETTE[i % len(PALETTE)] for i in range(len(columns))]
+    if len(steps) == 1:
+        bottom = 0.0
+        for (name, values), colour in zip(columns.items(), colours):
+            ax.bar(steps, values, 0.8, bottom, color=colour, label=name)
+            bottom += values[0]
+        return
+    ax.stackplot(steps, list(columns.values()), labels=list(columns), colors=colours, linewidth=0)
+
+
+def run_so_far(steps: Sequence[int], numbers: Sequence[Mapping[str, float]], ax: Any = None) -> tuple[Any, Any]:
+    """What a callback has decided: proportions of domains, or kept fraction and rewards, over steps.
+
+    Args:
+        steps: Of the numbers.
+        numbers: What was logged of each step, without a prefix.
+        ax: Axes to draw on. Default: new ones.
+    """
+    if not numbers:
+        raise ValueError("Nothing was decided yet, so there is nothing to plot. Plot after a training step.")
+    shares = [name for name in numbers[-1] if name.startswith("prop_")]
+    columns = {name: [row.get(name, float("nan")) for row in numbers] for name in shares or KEPT_AND_REWARDS}
+    words = {name: KEPT_AND_REWARDS.get(name, name.removeprefix("prop_")) for name in columns}
+    columns = {words[name]: values for name, values in columns.items() if any(name in row for row in numbers)}
+    if not columns:
+        columns = {name: [row.get(name, float("nan")) for row in numbers] for name in numbers[-1]}
+    fig, ax = canvas(ax)
+    (stacked if shares else lines)(ax, steps, columns)
+    ax.set(xlabel="training step", ylabel="share of the prompts" if shares else "mean of the step's samples")
+    ax.legend()
+    return fig, ax
+
+
+KEPT_AND_REWARDS = {"kept_frac": "kept fraction", "reward_all": "reward, all", "reward_kept": "reward, kept"}
