@@ -211,7 +211,7 @@ class DataFlexCallback(Callback):
         """
         steps, numbers = self.telling.history.steps, self.telling.history.numbers
         if val is not None:
-            numbers = [val] if isinstance(val, Mapping) else list(val)
+            numbers = [dict(val)] if isinstance(val, Mapping) else list(val)
             steps = list(range(len(numbers)))
         return run_so_far(steps, numbers, ax)
 
@@ -249,6 +249,7 @@ class DataFlexCallback(Callback):
             self.deciding.attach(trainer, pl_module, self.num_steps)
         if self.flow is not None:
             self.flow.attach(trainer, pl_module, self.pipeline.process_group)
+        self.telling.start(trainer, pl_module, self, self._mount)
 
     def _new_mount(self, pl_module: LightningModule) -> Mount:
         assert self.team is not None
@@ -280,8 +281,6 @@ class DataFlexCallback(Callback):
         """Say what may not go as planned, now that schedules are there."""
         if self.flow is not None:
             warn_of_schedules(trainer)
-        assert self._mount is not None
-        self.telling.start(trainer, pl_module, self, self._mount)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what the run has come to."""

@@ -17,6 +17,7 @@ from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.files import check_config_file
 from lightning_dataflex.core.registry import BASES, components, init_parameters
 from lightning_dataflex.preview.command import previewed
+from lightning_dataflex.report.command import reported
 from lightning_dataflex.writing import check_places
 
 if TYPE_CHECKING or find_spec("lightning"):
@@ -34,6 +35,7 @@ USAGE = """usage: dataflex COMMAND [OPTIONS]
   test        run the test of a configuration
   check       build and check everything that a configuration names, without training
   preview     put saved rollouts through configurations, without a model
+  report      write a page of what a run has done, RUN_DIR [--out FILE]
   components  list the registered scorers, selectors, reweighters and mixers
 
 Each of the first four takes --config FILE, overrides such as --dataflex.actuator.params.low=0.3, and --help;
@@ -107,10 +109,10 @@ def main(args: Sequence[str] | None = None) -> None:
         print(USAGE)
     elif command == "components":
         print(component_table())
-    elif command == "preview":
+    elif command in ("preview", "report"):
         try:
-            print(previewed(arguments[1:]))
-        except ValueError as error:
+            print((previewed if command == "preview" else reported)(arguments[1:]))
+        except (ValueError, ModuleNotFoundError) as error:
             _refuse(error)
     elif command == "check":
         print(checked(arguments[1:]))
@@ -175,7 +177,7 @@ def _cli(args: list[str], run: bool) -> DataFlexCLI:
     )
 
 
-def _refuse(error: ValueError) -> NoReturn:
+def _refuse(error: Exception) -> NoReturn:
     print(f"error: dataflex: {error}", file=sys.stderr)
     sys.exit(2)
 

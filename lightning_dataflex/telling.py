@@ -46,7 +46,8 @@ class Telling:
         read = [f"{name} (as {pipeline.fields[name]})" if name in pipeline.fields else name for name in reads(pipeline)]
         parts = [f"acts {place(mount, pl_module)}", f"reads {', '.join(read)}"]
         if isinstance(pipeline, Mixture):
-            parts.append(f"mixes {', '.join(pipeline.domains)}")
+            # Those that only the sampler names are known once there is a loader.
+            parts.append(f"mixes {', '.join(pipeline.domains) or 'the domains of the sampler'}")
         elif config.mechanism == "select":
             parts.append(f"drop: {config.drop}")
         if config.refill is not None:
@@ -105,7 +106,7 @@ class Telling:
     def _say(self, trainer: Trainer, level: int, text: str) -> None:
         if trainer.is_global_zero and level >= self.level:
             _let_speak(self.level)
-            LOGGER.log(level, "%s: %s.", self.name, text)
+            LOGGER.log(level, "dataflex %s: %s.", self.name, text)
 
 
 class History:

@@ -133,10 +133,10 @@ def test_a_line_at_the_start_and_one_at_the_end(tmp_path: Path, lines: Any) -> N
     of_kept = np.mean([each.mean() if len(each) else 0 for each in by_step])
     start, end = lines()
     assert start == (
-        f"{NAME}: acts at dataflex (DataFlexPoint); reads response_mask, rm_scores (as rm_scores), uid; drop: mask."
+        f"dataflex {NAME}: acts at dataflex (DataFlexPoint); reads response_mask, rm_scores (as rm_scores), uid; drop: mask."
     )
     assert end == (
-        f"{NAME}: 4 steps; {kept.sum():.0f} of {len(kept)} samples kept; mean kept fraction {kept.mean():.3f}; "
+        f"dataflex {NAME}: 4 steps; {kept.sum():.0f} of {len(kept)} samples kept; mean kept fraction {kept.mean():.3f}; "
         f"mean reward {rewards.mean():.3f}, of the kept {of_kept:.3f}."
     )
 
@@ -155,8 +155,8 @@ def test_a_mixer_says_its_proportions(lines: Any) -> None:
     callback = DataFlexCallback("mix", actuator={"name": "reward_gap", "params": {"temperature": 0.5}})
     flowing.fit([callback], flowing.Mixed(["easy", "hard", "mixed"] * 4))
     shares = ", ".join(f"{name} {share:.3f}" for name, share in callback.pipeline.proportions.items())
-    assert "; mixes a, b, c." in lines()[0]
-    assert lines()[1] == f"{callback.name}: 3 steps; proportions {shares}."
+    assert "; mixes the domains of the sampler." in lines()[0]
+    assert lines()[1] == f"dataflex {callback.name}: 3 steps; proportions {shares}."
 
 
 @pytest.mark.parametrize(("level", "num"), [("debug", 6), ("info", 2), ("warning", 0)])
@@ -189,7 +189,7 @@ def test_where_nobody_listens_it_speaks_to_stderr_once(
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     for _ in range(2):
         fit(Toy(), [solving()], BATCHES[:1])
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(NAME)]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith(f"dataflex {NAME}")]
     assert len(said) == 4
 
 

@@ -1,0 +1,85 @@
+"""What a run has left in its folder."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightning_dataflex.report.metrics import Metrics, metrics_of
+from lightning_dataflex.report.trace import Trace, trace_of, traces_in
+
+METRICS = "metrics.csv"
+CONFIGS = ("config.yaml", "hparams.yaml")
+MOST_CHARACTERS = 200_000
+"""Of a configuration, as the page shows it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is known of a run.
+
+    Attributes:
+        folder: Where its metrics are.
+        written: When they were last written, in the time of this machine.
+        metrics: Of each callback; none where there is a trace alone.
+        trace: Of each callback; none where the run has written none.
+        configs: The files of its configuration, by name.
+    """
+
+    folder: Path
+    written: str
+    metrics: Metrics
+    trace: Trace
+    configs: dict[str, str]
+
+
+def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
+    """The run whose files are in this folder, or in one below it.
+
+    Args:
+        given: The folder.
+        trace: Where its decision trace is. Default: looked for in the folder.
+
+    Raises:
+        ValueError: There is no such folder, or nothing of a run in it, or several runs.
+    """
+    top = Path(given)
+    if not top.is_dir():
+        what = "is a file" if top.exists() else "is not there"
+        raise ValueError(f"The run's folder {str(given)!r} {what}. Give the folder with {METRICS} in it.")
+    folder = _folder_with_metrics(top)
+    traces = [Path(trace)] if trace else traces_in(folder) or traces_in(top)
+    file = folder / METRICS
+    if not file.exists() and not traces:
+        raise ValueError(
+            f"There is no {METRICS} in {str(given)!r} or below it, and no trace. Give the folder of a run with a "
+            "CSVLogger, as trainer.log_dir names it."
+        )
+    merged: Trace = {}
+    for each in traces:
+        merged |= trace_of(each)
+    seen = [each for each in (file, *traces) if each.exists()]
+    last = datetime.datetime.fromtimestamp(max(each.stat().st_mtime for each in seen))
+    configs = {name: _text(folder / name) for name in CONFIGS if (folder / name).is_file()}
+    metrics = metrics_of(file) if file.exists() else {}
+    return Run(folder, f"{last:%Y-%m-%d %H:%M:%S}", metrics, merged, {k: text for k, text in configs.items() if text})
+
+
+def _folder_with_metrics(top: Path) -> Path:
+    if (top / METRICS).exists():
+        return top
+    found = sorted(file.parent for file in top.rglob(METRICS))
+    if len(found) > 1:
+        named = ", ".join(str(each) for each in found[:5])
+        raise ValueError(f"There are {len(found)} runs in {str(top)!r}. Give the folder of one: {named}.")
+    return found[0] if found else top
+
+
+def _text(file: Path) -> str:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        text = lines.read(MOST_CHARACTERS + 1)
+    # A run without hyperparameters leaves an empty mapping.
+    if text.strip() in ("", "{}"):
+        return ""
+    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "\n... (longer than shown)"

@@ -1,0 +1,128 @@
+"""The numbers that a callback has logged, from the file of a CSVLogger."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from lightning_dataflex.functional.choices import shown
+
+PREFIX = "dataflex/"
+NAMES = (
+    *("kept_frac", "weight_mean", "weight_std", "ess", "n_nan", "frac_zero_std", "reward_all", "reward_kept", "lag"),
+    *("dropped_solved", "dropped_failed", "dropped_rule", "dropped_nan"),
+    *("rounds", "prompts", "expired", "kept", "carried", "passed", "skipped"),
+)
+STARTS = ("prop_", "score_")
+"""What a callback logs by these names, or by names that start so and go on with a domain."""
+
+
+@dataclass
+class Series:
+    """A number over steps, in the order of steps."""
+
+    steps: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def finite(self) -> list[float]:
+        """The values that are numbers."""
+        return [value for value in self.values if math.isfinite(value)]
+
+
+Metrics = dict[str, dict[str, Series]]
+"""By callback, `""` where there is one alone, and by name."""
+
+
+def metrics_of(path: Path) -> Metrics:
+    """The metrics in a `metrics.csv`; a last line that is not yet written whole is left out.
+
+    Raises:
+        ValueError: It is no file of a CSVLogger, or has no number of a callback.
+    """
+    rows: dict[str, dict[int, float]] = {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.reader(_whole_lines(file))
+        try:
+            header = next(reader, None)
+            if not header:
+                raise ValueError(f"{str(path)!r} has no whole line yet. Wait for the first logged step.")
+            if "step" not in header:
+                raise ValueError(f"{str(path)!r} has no column 'step'. Give the folder of a CSVLogger's metrics.csv.")
+            ours = [(i, name.removeprefix(PREFIX)) for i, name in enumerate(header) if name.startswith(PREFIX)]
+            place = header.index("step")
+            for cells in reader:
+                for i, name in ours:
+                    if i < len(cells) and cells[i]:
+                        step = _number(int, cells[place], path, reader.line_num)
+                        rows.setdefault(name, {})[step] = _number(float, cells[i], path, reader.line_num)
+        except csv.Error as error:
+            raise ValueError(
+                f"{str(path)!r} is no CSV at line {reader.line_num}: {error}. Correct it there."
+            ) from error
+    if not rows:
+        raise ValueError(
+            f"{str(path)!r} has no number under {PREFIX}. Train with a DataFlexCallback, and wait for the first logged "
+            "step (log_every_n_steps of the Trainer)."
+        )
+    found: Metrics = {}
+    for column, by_step in rows.items():
+        label, name = label_and_name(column)
+        steps = sorted(by_step)
+        found.setdefault(label, {})[name] = Series(steps, [by_step[step] for step in steps])
+    return found
+
+
+def label_and_name(key: str) -> tuple[str, str]:
+    """Which callback a key is of, and its name; both may hold slashes, that of a domain too.
+
+    Example:
+        >>> label_and_name("kept_frac"), label_and_name("a/b/prop_c/d"), label_and_name("select/of_a_new_kind")
+        (('', 'kept_frac'), ('a/b', 'prop_c/d'), ('select', 'of_a_new_kind'))
+    """
+    parts = key.split("/")
+    for i in range(len(parts)):
+        name = "/".join(parts[i:])
+        if name in NAMES or name.startswith(STARTS):
+            return "/".join(parts[:i]), name
+    return "/".join(parts[:-1]), parts[-1]
+
+
+def thinned(steps: Sequence[int], columns: dict[str, list[float]], most: int) -> tuple[list[int], dict, int]:
+    """At most so many steps: the first of as many in a row, their means, and how many they are.
+
+    Example:
+        >>> thinned([0, 1, 2, 3, 4], {"a": [0.0, 1.0, 2.0, 3.0, 4.0]}, most=3)
+        ([0, 2, 4], {'a': [0.5, 2.5, 4.0]}, 2)
+    """
+    every = -(-len(steps) // most) or 1
+    starts = range(0, len(steps), every)
+    means = {name: [_mean(values[i : i + every]) for i in starts] for name, values in columns.items()}
+    return [steps[i] for i in starts], means, every
+
+
+def table_of(series: dict[str, Series], names: Sequence[str]) -> tuple[list[int], dict[str, list[float]]]:
+    """The steps at which any of these was logged, and the value of each at them, NaN where it was not."""
+    there = {name: dict(zip(series[name].steps, series[name].values)) for name in names}
+    steps = sorted({step for values in there.values() for step in values})
+    return steps, {name: [values.get(step, math.nan) for step in steps] for name, values in there.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else math.nan
+
+
+def _number(kind: Any, text: str, path: Path, line: int) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{str(path)!r} has {shown(text)} for a number at line {line}. Correct it there.") from None
+
+
+def _whole_lines(file: IO[str]) -> Iterator[str]:
+    return (line for line in file if line.endswith("\n"))

@@ -1,0 +1,247 @@
+"""What a report has to say of each callback: charts and final numbers."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_dataflex.report.charts import Chart, over_steps, pictures, rates_over_steps
+from lightning_dataflex.report.metrics import STARTS, Series, table_of, thinned
+from lightning_dataflex.report.trace import NUM_RATES, StepOfTrace
+
+MOST_POINTS = 300
+"""Steps in a chart and its table; of a longer run the means of several."""
+MOST_SERIES = 6
+"""Domains in a chart; the others are one."""
+
+WORDS = {
+    "kept_frac": "kept fraction",
+    "frac_zero_std": "groups without signal",
+    "reward_all": "before (all samples)",
+    "reward_kept": "after (kept samples)",
+    "weight_mean": "mean",
+    "weight_std": "standard deviation",
+    "ess": "effective sample size",
+    "dropped_solved": "solved",
+    "dropped_failed": "failed",
+    "dropped_rule": "by the rule",
+    "dropped_nan": "without a score",
+}
+REASONS = {"kept": "kept", "solved": "solved", "failed": "failed", "rule": "by the rule", "nan": "without a score"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """What there is of one callback, or of its trace.
+
+    Attributes:
+        title: Of what.
+        charts: In order.
+        header: Of the table of numbers.
+        numbers: Its rows.
+    """
+
+    title: str
+    charts: list[Chart]
+    header: Sequence[str]
+    numbers: Sequence[Sequence[Any]]
+
+
+def section_of_metrics(label: str, series: dict[str, Series], slug: str) -> Section:
+    """What a callback has logged."""
+    rows = [(name, *_final(each)) for name, each in series.items()]
+    header = ("number", "steps", "first", "last", "mean", "least", "most")
+    return Section(label or "The callback", list(_charts_of_metrics(series, slug)), header, rows)
+
+
+def section_of_trace(label: str, steps: dict[int, StepOfTrace], slug: str) -> Section:
+    """What became of the samples that a callback has decided on."""
+    reasons = {name: sum(step.reasons[name] for step in steps.values()) for name in _reasons(steps)}
+    num_tokens = sum(step.tokens for step in steps.values())
+    num_trained = sum(step.tokens_trained for step in steps.values())
+    rows = [
+        ("steps", len(steps)),
+        ("samples", sum(reasons.values())),
+        *((f"samples: {REASONS.get(name, name)}", num) for name, num in reasons.items()),
+        ("tokens generated", num_tokens),
+        ("tokens trained on", num_trained),
+        ("share of the tokens trained on", num_trained / num_tokens if num_tokens else math.nan),
+    ]
+    return Section(
+        f"Samples: {label}" if label else "Samples", list(_charts_of_trace(steps, slug)), ("of the trace", ""), rows
+    )
+
+
+def slug_of(text: str) -> str:
+    """A text as a part of a file's name.
+
+    Example:
+        >>> slug_of("select.group_solve_rate/../"), slug_of("领域")
+        ('select-group_solve_rate', '')
+    """
+    return re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")[:60]
+
+
+def _charts_of_metrics(series: dict[str, Series], slug: str) -> Iterator[Chart]:
+    make = functools.partial(_chart, series, slug)
+    if _has(series, "reward_all", "reward_kept"):
+        yield make("reward", "Reward before and after selection", ("reward_all", "reward_kept"), "mean reward")
+    if _has(series, "kept_frac"):
+        names = [name for name in ("kept_frac", "frac_zero_std") if name in series]
+        yield make("kept", "Kept fraction", names, "share of the step", ylim=(0, 1.02))
+    drops = [name for name in ("dropped_solved", "dropped_failed", "dropped_rule", "dropped_nan") if name in series]
+    if drops:
+        note = "Groups of which no sample is kept, by reason."
+        yield make("drops", "Groups dropped, by reason", drops, "groups per step", is_stacked=True, note=note)
+    weights = [name for name in ("weight_mean", "weight_std") if name in series]
+    if weights:
+        yield make("weights", "Weights", weights, "weight of a token", ylim=(0, None))
+    if _has(series, "ess"):
+        note = "How many samples of equal weight would say as much."
+        yield make("ess", "Effective sample size", ["ess"], "samples", ylim=(0, None), note=note)
+    shares = [name for name in series if name.startswith("prop_")]
+    if shares:
+        title = "Proportions of the domains"
+        yield make("proportions", title, shares, "share of the prompts", is_stacked=True, ylim=(0, 1))
+    scores = [name for name in series if name.startswith("score_")]
+    if scores:
+        yield make("scores", "Scores of the domains", scores, "mean score")
+
+
+def _has(series: dict[str, Series], *names: str) -> bool:
+    return all(name in series for name in names)
+
+
+def _chart(
+    series: dict[str, Series],
+    slug: str,
+    name: str,
+    title: str,
+    names: Sequence[str],
+    ylabel: str,
+    note: str = "",
+    **options: Any,
+) -> Chart:
+    steps, columns = table_of(series, names)
+    words = {key: WORDS.get(key) or key.removeprefix(next(filter(key.startswith, STARTS), "")) for key in names}
+    columns = {words[key]: values for key, values in columns.items()}
+    if len(columns) > MOST_SERIES:
+        columns = _largest(columns, is_sum=options.get("is_stacked", False))
+    return _drawn(slug, name, title, steps, columns, ylabel, note, **options)
+
+
+def _drawn(
+    slug: str,
+    name: str,
+    title: str,
+    steps: Sequence[int],
+    columns: dict[str, list[float]],
+    ylabel: str,
+    note: str = "",
+    **options: Any,
+) -> Chart:
+    few, means, every = thinned(steps, columns, MOST_POINTS)
+    if every > 1:
+        note = f"{note} Each point is the mean of {every} steps.".strip()
+    shown = {_legible(key): values for key, values in means.items()}
+    if options.get("is_stacked"):
+        zeroed = {key: [0.0 if math.isnan(x) else x for x in values] for key, values in shown.items()}
+        shown = {key: values for key, values in zeroed.items() if any(values)}
+        never = [key for key in zeroed if key not in shown]
+        note = f"{note} None: {', '.join(never)}.".strip() if never else note
+    draw = functools.partial(over_steps, steps=few, columns=shown, ylabel=ylabel, **options)
+
+    rows = [(step, *(values[i] for values in means.values())) for i, step in enumerate(few)]
+    return _with_pictures(slug, name, title, draw, alt_of(title, steps, columns), note, ("step", *means), rows)
+
+
+def _charts_of_trace(steps: dict[int, StepOfTrace], slug: str) -> Iterator[Chart]:
+    order, every = list(steps), list(steps.values())
+    if any(step.outcomes for step in every):
+        yield _chart_of_rates(steps, slug)
+    tokens = {
+        "generated": [float(step.tokens) for step in every],
+        "trained on": [float(step.tokens_trained) for step in every],
+    }
+    more: dict[str, Any] = {"xlabel": "training step", "ylim": (0, None)}
+    yield _drawn(slug, "tokens", "Tokens generated and trained on", order, tokens, "response tokens per step", **more)
+    reasons = {REASONS.get(key, key): [float(step.reasons[key]) for step in every] for key in _reasons(steps)}
+    note = "A group without signal is dropped as solved or failed."
+    more = {"xlabel": "training step", "is_stacked": True, "note": note}
+    yield _drawn(slug, "reasons", "What became of the samples", order, reasons, "samples per step", **more)
+
+
+def _chart_of_rates(steps: dict[int, StepOfTrace], slug: str) -> Chart:
+    bins = [f"{i / NUM_RATES:.1f} to {(i + 1) / NUM_RATES:.1f}" for i in range(NUM_RATES)]
+    rates = [step.rates for step in steps.values()]
+    columns = {name: [float(row[i]) for row in rates] for i, name in enumerate(bins)}
+    few, means, every = thinned(list(steps), columns, MOST_POINTS)
+    table = [[values[i] for values in means.values()] for i in range(len(few))]
+    num, solved = sum(map(sum, rates)), sum(row[-1] for row in rates)
+    alt = f"Solve rates of {num} groups over {len(steps)} steps; {solved} groups have one of 0.9 or more."
+    note = f"Each column is the mean of {every} steps." if every > 1 else ""
+    draw = functools.partial(rates_over_steps, steps=few, counts=table)
+    rows = [(step, *row) for step, row in zip(few, table)]
+    return _with_pictures(slug, "rates", "Solve rates of the groups", draw, alt, note, ("step", *bins), rows)
+
+
+def _with_pictures(
+    slug: str,
+    name: str,
+    title: str,
+    draw: Callable[[Any], None],
+    alt: str,
+    note: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[float]],
+) -> Chart:
+    name = f"{slug}-{name}" if slug else name
+    svg, png = pictures(name, title, draw)
+    return Chart(name, title, alt, note, header, rows, svg, png)
+
+
+def alt_of(title: str, steps: Sequence[int], columns: dict[str, list[float]]) -> str:
+    """What a chart shows, in a sentence.
+
+    Example:
+        >>> alt_of("Kept", [0, 4], {"kept fraction": [0.25, 0.5]})
+        'Kept, steps 0 to 4: kept fraction from 0.25 to 0.5.'
+    """
+    parts = [f"{name} from {values[0]:.3g} to {values[-1]:.3g}" for name, values in columns.items()]
+    return f"{title}, steps {steps[0]} to {steps[-1]}: {', '.join(parts)}."
+
+
+def _largest(columns: dict[str, list[float]], *, is_sum: bool) -> dict[str, list[float]]:
+    """The largest of many columns, and what the others come to, or their mean."""
+
+    def size(name: str) -> float:
+        return -math.fsum(abs(value) for value in columns[name] if math.isfinite(value))
+
+    first = sorted(columns, key=size)[: MOST_SERIES - 1]
+    rest = [values for name, values in columns.items() if name not in first]
+    finite = [[value for value in row if math.isfinite(value)] for row in zip(*rest)]
+    others = [math.fsum(row) / (1 if is_sum else max(len(row), 1)) if row else math.nan for row in finite]
+    return {name: columns[name] for name in first} | {f"{len(rest)} others": others}
+
+
+def _legible(name: str) -> str:
+    """A name that fits into a legend."""
+    name = "".join(char if char.isprintable() else "\ufffd" for char in name)
+    return name if len(name) <= 30 else name[:29] + "…"
+
+
+def _reasons(steps: dict[int, StepOfTrace]) -> list[str]:
+    """Those that occur, in the order of `REASONS`."""
+    found = dict.fromkeys(name for step in steps.values() for name in step.reasons)
+    return [*(name for name in REASONS if name in found), *(name for name in found if name not in REASONS)]
+
+
+def _final(series: Series) -> tuple[float, ...]:
+    finite = series.finite
+    mean = math.fsum(finite) / len(finite) if finite else math.nan
+    least, most = (min(finite), max(finite)) if finite else (math.nan, math.nan)
+    return len(series.steps), series.values[0], series.values[-1], mean, least, most

@@ -1,0 +1,123 @@
+"""What became of the samples of a run, step by step, from its decision trace."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lightning_dataflex.core.summary import SOLVED
+from lightning_dataflex.functional.choices import shown
+
+NEEDED = ("step", "kept", "reason", "length")
+"""Columns without which a table is no trace."""
+READ = (*NEEDED, "uid", "reward", "label")
+NUM_RATES = 10
+"""Bins of the solve rate; one of exactly 1 is in the last."""
+
+
+@dataclass
+class StepOfTrace:
+    """The samples of one step."""
+
+    tokens: int = 0
+    tokens_trained: int = 0
+    reasons: Counter = field(default_factory=Counter)
+    outcomes: dict[str, list[bool]] = field(default_factory=dict)
+    """By group, of samples with a reward."""
+
+    @property
+    def rates(self) -> list[int]:
+        """Groups by solve rate, from 0 to 1."""
+        counts = [0] * NUM_RATES
+        for solved in self.outcomes.values():
+            counts[min(NUM_RATES * sum(solved) // len(solved), NUM_RATES - 1)] += 1
+        return counts
+
+
+Trace = dict[str, dict[int, StepOfTrace]]
+"""By callback and step."""
+
+
+def trace_of(path: Path) -> Trace:
+    """A trace by step; a last line that is not yet written whole is left out.
+
+    Raises:
+        ValueError: It is none, or is in Parquet and pyarrow is not installed.
+    """
+    found: Trace = {}
+    for row, where in _rows(path):
+        try:
+            label = str(row.get("label") or "")
+            step = found.setdefault(label, {}).setdefault(int(row["step"]), StepOfTrace())
+            step.tokens += int(row["length"])
+            step.tokens_trained += int(row["length"]) if row["kept"] else 0
+            step.reasons[str(row["reason"])] += 1
+            reward = row.get("reward")
+            if row.get("uid") is not None and reward is not None and math.isfinite(reward):
+                step.outcomes.setdefault(str(row["uid"]), []).append(reward > SOLVED)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{where} is no row of a trace: {shown(row)}. Give another folder or --trace.") from error
+    return {label: dict(sorted(steps.items())) for label, steps in found.items()}
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces in a folder, told by their columns; that of rank 0 stands for its other ranks'."""
+    files = [each for each in sorted(folder.glob("*.jsonl")) if not re.search(r"\.rank\d+\.jsonl$", each.name)]
+    folders = [each for each in sorted(folder.glob("*.parquet")) if each.is_dir()]
+    return [each for each in files if _is_trace(each)] + folders
+
+
+def _is_trace(file: Path) -> bool:
+    with file.open("rb") as lines:
+        first = lines.readline(2**20)
+    try:
+        row = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and set(NEEDED) <= set(row)
+
+
+def _rows(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    if path.is_dir():
+        return _of_parquet(path)
+    if not path.is_file():
+        raise ValueError(f"There is no trace at {str(path)!r}. Give the path that the run has for trace.")
+    ranks = re.compile(re.escape(path.stem) + r"\.rank\d+\.jsonl")
+    return _of_json([path, *sorted(each for each in path.parent.iterdir() if ranks.fullmatch(each.name))])
+
+
+def _of_json(files: list[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    for file in files:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    break
+                where = f"Line {number} of {str(file)!r}"
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{where} is no JSON: {shown(line)}. Give another folder or --trace.") from error
+                yield row if isinstance(row, dict) else {"": row}, where
+
+
+def _of_parquet(folder: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
+    if not find_spec("pyarrow"):
+        raise ValueError("pyarrow, which reads Parquet, is not installed. Install lightning_dataflex[see].")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for file in sorted(folder.glob("[!.]*.parquet")):
+        try:
+            with pq.ParquetFile(file) as table:
+                columns = [name for name in READ if name in table.schema_arrow.names]
+                for batch in table.iter_batches(columns=columns):
+                    yield from ((row, f"A row of {str(file)!r}") for row in batch.to_pylist())
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{str(file)!r} cannot be read as Parquet: {error}. Give another trace.") from error
