@@ -51,23 +51,23 @@ def histogram(values: Any, ax: Any = None, *, label: str = "score") -> tuple[Any
     return fig, ax
 
 
-def lines(ax: Any, steps: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
-    """A line of each column over steps."""
-    for i, (name, values) in enumerate(columns.items()):
-        alone = {"marker": "o"} if len(steps) == 1 else {}
-        ax.plot(steps, values, DASHES[i % len(DASHES)], color=PALETTE[i % len(PALETTE)], label=name, **alone)
+def lines(ax: Any, steps: Sequence[float], columns: Mapping[str, Sequence[float]]) -> list[Any]:
+    """A line of each column over steps; what was drawn, for a legend."""
+    alone = {"marker": "o"} if len(steps) == 1 else {}
+    return [
+        ax.plot(steps, values, DASHES[i % len(DASHES)], color=PALETTE[i % len(PALETTE)], **alone)[0]
+        for i, values in enumerate(columns.values())
+    ]
 
 
-def stacked(ax: Any, steps: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
-    """The columns over steps, one on top of the other."""
+def stacked(ax: Any, steps: Sequence[float], columns: Mapping[str, Sequence[float]]) -> list[Any]:
+    """The columns over steps, one on top of the other; what was drawn, for a legend."""
     colours = [PALETTE[i % len(PALETTE)] for i in range(len(columns))]
-    if len(steps) == 1:
-        bottom = 0.0
-        for (name, values), colour in zip(columns.items(), colours):
-            ax.bar(steps, values, 0.8, bottom, color=colour, label=name)
-            bottom += values[0]
-        return
-    ax.stackplot(steps, list(columns.values()), labels=list(columns), colors=colours, linewidth=0)
+    if len(steps) > 1:
+        return ax.stackplot(steps, *columns.values(), colors=colours, linewidth=0)
+    values = [column[0] for column in columns.values()]
+    bottoms = [sum(values[:i]) for i in range(len(values))]
+    return [ax.bar(steps, value, 0.8, bottom, color=c) for value, bottom, c in zip(values, bottoms, colours)]
 
 
 def run_so_far(steps: Sequence[int], numbers: Sequence[Mapping[str, float]], ax: Any = None) -> tuple[Any, Any]:
@@ -87,9 +87,9 @@ def run_so_far(steps: Sequence[int], numbers: Sequence[Mapping[str, float]], ax:
     if not columns:
         columns = {name: [row.get(name, float("nan")) for row in numbers] for name in numbers[-1]}
     fig, ax = canvas(ax)
-    (stacked if shares else lines)(ax, steps, columns)
+    drawn = (stacked if shares else lines)(ax, steps, columns)
     ax.set(xlabel="training step", ylabel="share of the prompts" if shares else "mean of the step's samples")
-    ax.legend()
+    ax.legend(drawn, list(columns))
     return fig, ax
 
 

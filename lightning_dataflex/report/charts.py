@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ INK, RULE = "#16191d", "#c9ced6"
 """Of text and of lines behind the data; in a page they follow the reader's scheme."""
 SIZE = (4.8, 3.1)
 """Inches: at the width of a phone its text has the size of the page's."""
-MOST_BESIDE = 20
-"""Characters of a label of which two stand beside each other."""
+MOST_BESIDE = 40
+"""Characters of the labels of two columns of a legend that have room beside each other."""
 SETTINGS: Any = {
     "font.size": 10,
     "svg.fonttype": "none",
@@ -67,7 +68,9 @@ def house_style() -> Iterator[None]:
     """matplotlib's settings for a report, and its own afterwards."""
     import matplotlib
 
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
+        # The page shows such letters by a font of the reader's; in a PNG they are boxes.
+        warnings.filterwarnings("ignore", r"Glyph \d+")
         yield
 
 
@@ -106,24 +109,17 @@ def over_steps(
 ) -> Any:
     """Axes with the columns over steps, and what they are above them."""
     ax = figure.add_subplot(1, 1, 1)
-    (stacked if is_stacked else lines)(ax, steps, columns)
+    drawn = (stacked if is_stacked else lines)(ax, steps, columns)
     ax.set(ylabel=ylabel, xlabel=xlabel)
     if ylim is not None:
         ax.set_ylim(*ylim)
     ax.margins(x=0.01)
-    ax.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+    ax.xaxis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)
     if len(columns) > 1:
-        handles, _ = ax.get_legend_handles_labels()
-        legend = ax.legend(
-            handles,
-            list(columns),
-            loc="lower left",
-            bbox_to_anchor=(0, 1),
-            ncols=2,
-            borderaxespad=0.2,
-            handlelength=2.2,
-        )
-        legend.set_in_layout(True)
+        labels = list(columns)
+        beside = max(map(len, labels[: (len(labels) + 1) // 2])) + max(map(len, labels[(len(labels) + 1) // 2 :]))
+        ncols = 2 if beside <= MOST_BESIDE else 1
+        ax.legend(drawn, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, borderaxespad=0.2)
     return ax
 
 
@@ -138,13 +134,14 @@ def rates_over_steps(figure: Any, steps: Sequence[int], counts: Sequence[Sequenc
     mesh = ax.pcolormesh(edges, np.linspace(0, 1, len(table) + 1), shown, cmap="cividis", vmin=0)
     ax.set(xlabel="training step", ylabel="solve rate (share of a group)")
     ax.grid(False)
-    ax.xaxis.get_major_locator().set_params(integer=True, nbins=6)
+    ax.xaxis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)
     figure.colorbar(mesh, ax=ax, label="groups per step", pad=0.02)
 
 
 def _inline(svg: str, name: str) -> str:
     """An SVG to stand in a page: without a header, with ids of its own and colours of the page."""
     svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r'<svg ([^>]*?)width="[^"]*" ', r"<svg \1", svg, count=1)
     svg = re.sub(r'<svg ([^>]*?)height="[^"]*" ', r"<svg \1", svg, count=1)

@@ -34,14 +34,14 @@ h3 {{ font-size: 1rem; margin: 0 0 .25rem; }}
 p, figcaption, summary {{ color: var(--quiet); }}
 .charts {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1.5rem; }}
 figure {{ margin: 0; min-width: 0; }}
-svg {{ display: block; width: 100%; max-width: 36rem; height: auto; }}
+svg {{ display: block; stroke-linejoin: round; width: 100%; max-width: 36rem; height: auto; }}
 svg text {{ font-family: system-ui, sans-serif !important; }}
-.wide {{ overflow-x: auto; }}
+.wide {{ overflow-x: auto; margin-bottom: 1rem; }}
 table {{ border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .2rem .7rem .2rem 0; text-align: right; border-bottom: 1px solid var(--rule);
   overflow-wrap: normal; }}
 th {{ vertical-align: bottom; font-weight: 600; }}
-th:first-child, td:first-child {{ text-align: left; min-width: 7rem; overflow-wrap: anywhere; }}
+th:first-child, td:first-child {{ text-align: left; min-width: 9.5rem; overflow-wrap: anywhere; }}
 summary {{ cursor: pointer; font-size: .875rem; padding: .25rem 0; }}
 pre {{ overflow-x: auto; font-size: .8125rem; padding: .75rem; border: 1px solid var(--rule); }}
 """
@@ -66,7 +66,7 @@ def page_of(run: Run, sections: Sequence[Section]) -> str:
     ]
     if not run.configs:
         body.append("<h2>Configuration</h2>\n<p>The folder has no config.yaml, which dataflex fit writes.</p>")
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return "\n".join(
         [
             "<!doctype html>",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from lightning_dataflex.report.trace import NUM_RATES, StepOfTrace
 
 MOST_POINTS = 300
 """Steps in a chart and its table; of a longer run the means of several."""
+MOST_CHARACTERS = 24
+"""Of a domain's name in a legend."""
 MOST_SERIES = 6
 """Domains in a chart; the others are one."""
 
@@ -147,7 +149,7 @@ def _drawn(
     few, means, every = thinned(steps, columns, MOST_POINTS)
     if every > 1:
         note = f"{note} Each point is the mean of {every} steps.".strip()
-    shown = {_legible(key): values for key, values in means.items()}
+    shown = dict(zip(_legible(means), means.values()))
     if options.get("is_stacked"):
         zeroed = {key: [0.0 if math.isnan(x) else x for x in values] for key, values in shown.items()}
         shown = {key: values for key, values in zeroed.items() if any(values)}
@@ -228,10 +230,14 @@ def _largest(columns: dict[str, list[float]], *, is_sum: bool) -> dict[str, list
     return {name: columns[name] for name in first} | {f"{len(rest)} others": others}
 
 
-def _legible(name: str) -> str:
-    """A name that fits into a legend."""
-    name = "".join(char if char.isprintable() else "\ufffd" for char in name)
-    return name if len(name) <= 30 else name[:29] + "…"
+def _legible(names: Iterable[str]) -> list[str]:
+    """Names that fit into a legend, and differ still."""
+    found: list[str] = []
+    for name in names:
+        seen = "".join(char if char.isprintable() else "\ufffd" for char in name)
+        short = seen if len(seen) <= MOST_CHARACTERS else f"{seen[: MOST_CHARACTERS - 1]}…"
+        found.append(f"{short} ({len(found) + 1})" if short in found else short)
+    return found
 
 
 def _reasons(steps: dict[int, StepOfTrace]) -> list[str]:
