@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_dataflex import DataFlexCallback
 from lightning_dataflex.cli import main
 from lightning_dataflex.report.folder import run_in
 from lightning_dataflex.report.metrics import Series, metrics_of
 from lightning_dataflex.report.page import DARK
 from tests.test_cli import error
-from tests.toy import Toy, fit, rollout
+from tests.test_telling import outcomes, solving
+from tests.toy import Toy, fit, kept_rows, rollout
 
 BATCHES = [rollout(seed) for seed in (0, 10, 2)]
 HOSTILE = '</text></title></pre>"><script src="http://x.invalid/a.js">alert(1)</script><b a=\'&amp;$x_1$\x00\u202e'
@@ -75,7 +75,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For what is said beside the pictures: drawing takes most of the time."""
-    monkeypatch.setattr("lightning_dataflex.report.sections.pictures", lambda *args: ("<svg />", b""))
+    monkeypatch.setattr("lightning_dataflex.report.drawing.pictures", lambda *args: ("<svg />", b""))
 
 
 def page_in(folder: Path, *args: str) -> Page:
@@ -103,8 +103,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a short run."""
     folder = tmp_path_factory.mktemp("run")
     logger = CSVLogger(folder, name="", version="only")
-    callback = DataFlexCallback("select", "group_solve_rate", "threshold_band", log_level="warning")
-    fit(Toy(), [callback], BATCHES, logger=logger, log_every_n_steps=1)
+    fit(Toy(), [solving(log_level="warning")], BATCHES, logger=logger, log_every_n_steps=1)
     return folder
 
 
@@ -313,13 +312,29 @@ def test_a_trace_in_parquet(tmp_path: Path, undrawn: None) -> None:
     check_trace(page_in(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.parquet"])
+def test_the_trace_that_a_run_has_written(name: str, tmp_path: Path, undrawn: None) -> None:
+    callback = solving(log_level="warning", trace=str(tmp_path / name))
+    fit(Toy(), [callback], BATCHES, logger=CSVLogger(tmp_path, name="", version="only"), log_every_n_steps=1)
+    page = page_in(tmp_path)
+    lengths = [batch["response_mask"].numpy().sum(-1) for batch in BATCHES]
+    kept = [kept_rows(batch) > 0 for batch in BATCHES]
+    prefix = "trace-select-group_solve_rate-threshold_band"
+    assert page.column(f"{prefix}-tokens", "generated") == [num.sum() for num in lengths]
+    assert page.column(f"{prefix}-tokens", "trained on") == [num[k].sum() for num, k in zip(lengths, kept)]
+    assert page.column(f"{prefix}-reasons", "kept") == [k.sum() for k in kept]
+    rates = [outcomes(batch).reshape(-1, 2).mean(1) for batch in BATCHES]
+    assert page.column(f"{prefix}-rates", "0.5 to 0.6") == [(rate == 0.5).sum() for rate in rates]
+    assert page.row(f"{prefix}-numbers", "samples: kept")["in all"] == str(np.sum(kept))
+
+
 def test_a_trace_elsewhere_is_named(tmp_path: Path, undrawn: None) -> None:
     write_trace(tmp_path / "t.jsonl", rows_of_trace())
     check_trace(page_in(write(tmp_path / "run", {"dataflex/ess": [1, 2]}), "--trace", str(tmp_path / "t.jsonl")))
 
 
 def test_without_a_trace_it_says_what_to_turn_on(page: Page) -> None:
-    assert any("give the dataflex block trace:" in text for text in page.texts)
+    assert any("Give the dataflex block trace: PATH" in text for text in page.texts)
 
 
 def test_the_configuration_is_shown(tmp_path: Path, undrawn: None) -> None:

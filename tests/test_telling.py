@@ -132,12 +132,11 @@ def test_a_line_at_the_start_and_one_at_the_end(tmp_path: Path, lines: Any) -> N
     by_step = [outcomes(batch)[kept_rows(batch) > 0] for batch in BATCHES]
     of_kept = np.mean([each.mean() if len(each) else 0 for each in by_step])
     start, end = lines()
-    assert start == (
-        f"dataflex {NAME}: acts at dataflex (DataFlexPoint); reads response_mask, rm_scores (as rm_scores), uid; drop: mask."
-    )
+    read = "response_mask, rm_scores (as rm_scores), uid"
+    assert start == f"dataflex {NAME}: acts at dataflex (DataFlexPoint); reads {read}; drop: mask."
     assert end == (
-        f"dataflex {NAME}: 4 steps; {kept.sum():.0f} of {len(kept)} samples kept; mean kept fraction {kept.mean():.3f}; "
-        f"mean reward {rewards.mean():.3f}, of the kept {of_kept:.3f}."
+        f"dataflex {NAME}: 4 steps; {kept.sum():.0f} of {len(kept)} samples kept; "
+        f"mean kept fraction {kept.mean():.3f}; mean reward {rewards.mean():.3f}, of the kept {of_kept:.3f}."
     )
 
 

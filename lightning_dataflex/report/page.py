@@ -13,7 +13,7 @@ from lightning_dataflex.report.sections import Section
 
 NO_TRACE = (
     "Solve rates of the groups, tokens generated and trained on, and what became of each sample come from a decision "
-    "trace, which this run has not written: give the dataflex block trace: runs/trace.jsonl."
+    "trace, and there is none in the folder. Give the dataflex block trace: PATH, or name the trace by --trace PATH."
 )
 DARK = ("#58a6e6", "#f0803c", "#2fc79b", "#e29cc3", "#f2b134", "#8ccdf5", "#a8a8a8")
 """`PALETTE` on a dark ground."""
@@ -90,7 +90,7 @@ def page_of(run: Run, sections: Sequence[Section]) -> str:
 
 def _section(section: Section) -> str:
     charts = "\n".join(map(_chart, section.charts))
-    table = _table(section.header, section.numbers, "numbers")
+    table = _table(section.header, section.numbers, section.name)
     return f'<h2>{_text(section.title)}</h2>\n{table}\n<div class="charts">\n{charts}\n</div>'
 
 

@@ -5,20 +5,14 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_dataflex.report.charts import Chart, over_steps, pictures, rates_over_steps
+from lightning_dataflex.report.charts import Chart, rates_over_steps
+from lightning_dataflex.report.drawing import MOST_POINTS, MOST_SERIES, chart_over_steps, largest, with_pictures
 from lightning_dataflex.report.metrics import STARTS, Series, table_of, thinned
 from lightning_dataflex.report.trace import NUM_RATES, StepOfTrace
-
-MOST_POINTS = 300
-"""Steps in a chart and its table; of a longer run the means of several."""
-MOST_CHARACTERS = 24
-"""Of a domain's name in a legend."""
-MOST_SERIES = 6
-"""Domains in a chart; the others are one."""
 
 WORDS = {
     "kept_frac": "kept fraction",
@@ -42,12 +36,14 @@ class Section:
 
     Attributes:
         title: Of what.
+        name: Of the table, told apart from others on a page by this.
         charts: In order.
         header: Of the table of numbers.
         numbers: Its rows.
     """
 
     title: str
+    name: str
     charts: list[Chart]
     header: Sequence[str]
     numbers: Sequence[Sequence[Any]]
@@ -57,7 +53,9 @@ def section_of_metrics(label: str, series: dict[str, Series], slug: str) -> Sect
     """What a callback has logged."""
     rows = [(name, *_final(each)) for name, each in series.items()]
     header = ("number", "steps", "first", "last", "mean", "least", "most")
-    return Section(label or "The callback", list(_charts_of_metrics(series, slug)), header, rows)
+    return Section(
+        label or "The callback", _joined(slug, "numbers"), list(_charts_of_metrics(series, slug)), header, rows
+    )
 
 
 def section_of_trace(label: str, steps: dict[int, StepOfTrace], slug: str) -> Section:
@@ -73,8 +71,9 @@ def section_of_trace(label: str, steps: dict[int, StepOfTrace], slug: str) -> Se
         ("tokens trained on", num_trained),
         ("share of the tokens trained on", num_trained / num_tokens if num_tokens else math.nan),
     ]
+    title = f"Samples: {label}" if label else "Samples"
     return Section(
-        f"Samples: {label}" if label else "Samples", list(_charts_of_trace(steps, slug)), ("of the trace", ""), rows
+        title, _joined(slug, "numbers"), list(_charts_of_trace(steps, slug)), ("of the trace", "in all"), rows
     )
 
 
@@ -114,6 +113,10 @@ def _charts_of_metrics(series: dict[str, Series], slug: str) -> Iterator[Chart]:
         yield make("scores", "Scores of the domains", scores, "mean score")
 
 
+def _joined(slug: str, name: str) -> str:
+    return f"{slug}-{name}" if slug else name
+
+
 def _has(series: dict[str, Series], *names: str) -> bool:
     return all(name in series for name in names)
 
@@ -132,33 +135,8 @@ def _chart(
     words = {key: WORDS.get(key) or key.removeprefix(next(filter(key.startswith, STARTS), "")) for key in names}
     columns = {words[key]: values for key, values in columns.items()}
     if len(columns) > MOST_SERIES:
-        columns = _largest(columns, is_sum=options.get("is_stacked", False))
-    return _drawn(slug, name, title, steps, columns, ylabel, note, **options)
-
-
-def _drawn(
-    slug: str,
-    name: str,
-    title: str,
-    steps: Sequence[int],
-    columns: dict[str, list[float]],
-    ylabel: str,
-    note: str = "",
-    **options: Any,
-) -> Chart:
-    few, means, every = thinned(steps, columns, MOST_POINTS)
-    if every > 1:
-        note = f"{note} Each point is the mean of {every} steps.".strip()
-    shown = dict(zip(_legible(means), means.values()))
-    if options.get("is_stacked"):
-        zeroed = {key: [0.0 if math.isnan(x) else x for x in values] for key, values in shown.items()}
-        shown = {key: values for key, values in zeroed.items() if any(values)}
-        never = [key for key in zeroed if key not in shown]
-        note = f"{note} None: {', '.join(never)}.".strip() if never else note
-    draw = functools.partial(over_steps, steps=few, columns=shown, ylabel=ylabel, **options)
-
-    rows = [(step, *(values[i] for values in means.values())) for i, step in enumerate(few)]
-    return _with_pictures(slug, name, title, draw, alt_of(title, steps, columns), note, ("step", *means), rows)
+        columns = largest(columns, is_sum=options.get("is_stacked", False))
+    return chart_over_steps(slug, name, title, steps, columns, ylabel, note, **options)
 
 
 def _charts_of_trace(steps: dict[int, StepOfTrace], slug: str) -> Iterator[Chart]:
@@ -170,11 +148,13 @@ def _charts_of_trace(steps: dict[int, StepOfTrace], slug: str) -> Iterator[Chart
         "trained on": [float(step.tokens_trained) for step in every],
     }
     more: dict[str, Any] = {"xlabel": "training step", "ylim": (0, None)}
-    yield _drawn(slug, "tokens", "Tokens generated and trained on", order, tokens, "response tokens per step", **more)
+    yield chart_over_steps(
+        slug, "tokens", "Tokens generated and trained on", order, tokens, "response tokens per step", **more
+    )
     reasons = {REASONS.get(key, key): [float(step.reasons[key]) for step in every] for key in _reasons(steps)}
     note = "A group without signal is dropped as solved or failed."
     more = {"xlabel": "training step", "is_stacked": True, "note": note}
-    yield _drawn(slug, "reasons", "What became of the samples", order, reasons, "samples per step", **more)
+    yield chart_over_steps(slug, "reasons", "What became of the samples", order, reasons, "samples per step", **more)
 
 
 def _chart_of_rates(steps: dict[int, StepOfTrace], slug: str) -> Chart:
@@ -188,56 +168,7 @@ def _chart_of_rates(steps: dict[int, StepOfTrace], slug: str) -> Chart:
     note = f"Each column is the mean of {every} steps." if every > 1 else ""
     draw = functools.partial(rates_over_steps, steps=few, counts=table)
     rows = [(step, *row) for step, row in zip(few, table)]
-    return _with_pictures(slug, "rates", "Solve rates of the groups", draw, alt, note, ("step", *bins), rows)
-
-
-def _with_pictures(
-    slug: str,
-    name: str,
-    title: str,
-    draw: Callable[[Any], None],
-    alt: str,
-    note: str,
-    header: Sequence[str],
-    rows: Sequence[Sequence[float]],
-) -> Chart:
-    name = f"{slug}-{name}" if slug else name
-    svg, png = pictures(name, title, draw)
-    return Chart(name, title, alt, note, header, rows, svg, png)
-
-
-def alt_of(title: str, steps: Sequence[int], columns: dict[str, list[float]]) -> str:
-    """What a chart shows, in a sentence.
-
-    Example:
-        >>> alt_of("Kept", [0, 4], {"kept fraction": [0.25, 0.5]})
-        'Kept, steps 0 to 4: kept fraction from 0.25 to 0.5.'
-    """
-    parts = [f"{name} from {values[0]:.3g} to {values[-1]:.3g}" for name, values in columns.items()]
-    return f"{title}, steps {steps[0]} to {steps[-1]}: {', '.join(parts)}."
-
-
-def _largest(columns: dict[str, list[float]], *, is_sum: bool) -> dict[str, list[float]]:
-    """The largest of many columns, and what the others come to, or their mean."""
-
-    def size(name: str) -> float:
-        return -math.fsum(abs(value) for value in columns[name] if math.isfinite(value))
-
-    first = sorted(columns, key=size)[: MOST_SERIES - 1]
-    rest = [values for name, values in columns.items() if name not in first]
-    finite = [[value for value in row if math.isfinite(value)] for row in zip(*rest)]
-    others = [math.fsum(row) / (1 if is_sum else max(len(row), 1)) if row else math.nan for row in finite]
-    return {name: columns[name] for name in first} | {f"{len(rest)} others": others}
-
-
-def _legible(names: Iterable[str]) -> list[str]:
-    """Names that fit into a legend, and differ still."""
-    found: list[str] = []
-    for name in names:
-        seen = "".join(char if char.isprintable() else "\ufffd" for char in name)
-        short = seen if len(seen) <= MOST_CHARACTERS else f"{seen[: MOST_CHARACTERS - 1]}…"
-        found.append(f"{short} ({len(found) + 1})" if short in found else short)
-    return found
+    return with_pictures(slug, "rates", "Solve rates of the groups", draw, alt, note, ("step", *bins), rows)
 
 
 def _reasons(steps: dict[int, StepOfTrace]) -> list[str]:
