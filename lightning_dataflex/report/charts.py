@@ -123,7 +123,9 @@ def over_steps(
     return ax
 
 
-def rates_over_steps(figure: Any, steps: Sequence[int], counts: Sequence[Sequence[int]]) -> None:
+def rates_over_steps(
+    figure: Any, steps: Sequence[int], rates: Sequence[float], counts: Sequence[Sequence[float]]
+) -> None:
     """How many groups have which solve rate, as shades over steps."""
     import numpy as np
 
@@ -131,7 +133,8 @@ def rates_over_steps(figure: Any, steps: Sequence[int], counts: Sequence[Sequenc
     table = np.asarray(counts, dtype=float).T
     shown = np.ma.masked_equal(table, 0)
     edges = np.append(np.asarray(steps), steps[-1] + (steps[-1] - steps[-2] if len(steps) > 1 else 1))
-    mesh = ax.pcolormesh(edges, np.linspace(0, 1, len(table) + 1), shown, cmap="cividis", vmin=0)
+    half = rates[1] / 2
+    mesh = ax.pcolormesh(edges, np.asarray([*rates, 1 + 2 * half]) - half, shown, cmap="cividis", vmin=0)
     ax.set(xlabel="training step", ylabel="solve rate (share of a group)")
     ax.grid(False)
     ax.xaxis.get_major_locator().set_params(integer=True, nbins=6, min_n_ticks=1)

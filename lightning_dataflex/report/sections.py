@@ -12,7 +12,7 @@ from typing import Any
 from lightning_dataflex.report.charts import Chart, rates_over_steps
 from lightning_dataflex.report.drawing import MOST_POINTS, MOST_SERIES, chart_over_steps, largest, with_pictures
 from lightning_dataflex.report.metrics import STARTS, Series, table_of, thinned
-from lightning_dataflex.report.trace import NUM_RATES, StepOfTrace
+from lightning_dataflex.report.trace import StepOfTrace, rates_of
 
 WORDS = {
     "kept_frac": "kept fraction",
@@ -158,17 +158,16 @@ def _charts_of_trace(steps: dict[int, StepOfTrace], slug: str) -> Iterator[Chart
 
 
 def _chart_of_rates(steps: dict[int, StepOfTrace], slug: str) -> Chart:
-    bins = [f"{i / NUM_RATES:.1f} to {(i + 1) / NUM_RATES:.1f}" for i in range(NUM_RATES)]
-    rates = [step.rates for step in steps.values()]
-    columns = {name: [float(row[i]) for row in rates] for i, name in enumerate(bins)}
+    rates, counts = rates_of(steps.values())
+    columns = {f"{rate:.3g}": [float(row[i]) for row in counts] for i, rate in enumerate(rates)}
     few, means, every = thinned(list(steps), columns, MOST_POINTS)
     table = [[values[i] for values in means.values()] for i in range(len(few))]
-    num, solved = sum(map(sum, rates)), sum(row[-1] for row in rates)
-    alt = f"Solve rates of {num} groups over {len(steps)} steps; {solved} groups have one of 0.9 or more."
+    num, solved, failed = sum(map(sum, counts)), sum(row[-1] for row in counts), sum(row[0] for row in counts)
+    alt = f"Solve rates of {num} groups over {len(steps)} steps: {solved} at 1, {failed} at 0."
     note = f"Each column is the mean of {every} steps." if every > 1 else ""
-    draw = functools.partial(rates_over_steps, steps=few, counts=table)
+    draw = functools.partial(rates_over_steps, steps=few, rates=rates, counts=table)
     rows = [(step, *row) for step, row in zip(few, table)]
-    return with_pictures(slug, "rates", "Solve rates of the groups", draw, alt, note, ("step", *bins), rows)
+    return with_pictures(slug, "rates", "Solve rates of the groups", draw, alt, note, ("step", *means), rows)
 
 
 def _reasons(steps: dict[int, StepOfTrace]) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +18,8 @@ from lightning_dataflex.functional.choices import shown
 NEEDED = ("step", "kept", "reason", "length")
 """Columns without which a table is no trace."""
 READ = (*NEEDED, "uid", "reward", "label")
-NUM_RATES = 10
-"""Bins of the solve rate; one of exactly 1 is in the last."""
+MOST_RATES, NUM_RATES = 17, 11
+"""Solve rates that groups of one size can have, if they are shown each; else how many stand for all."""
 
 
 @dataclass
@@ -31,14 +31,6 @@ class StepOfTrace:
     reasons: Counter = field(default_factory=Counter)
     outcomes: dict[str, list[bool]] = field(default_factory=dict)
     """By group, of samples with a reward."""
-
-    @property
-    def rates(self) -> list[int]:
-        """Groups by solve rate, from 0 to 1."""
-        counts = [0] * NUM_RATES
-        for solved in self.outcomes.values():
-            counts[min(NUM_RATES * sum(solved) // len(solved), NUM_RATES - 1)] += 1
-        return counts
 
 
 Trace = dict[str, dict[int, StepOfTrace]]
@@ -65,6 +57,26 @@ def trace_of(path: Path) -> Trace:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{where} is no row of a trace: {shown(row)}. Give another folder or --trace.") from error
     return {label: dict(sorted(steps.items())) for label, steps in found.items()}
+
+
+def rates_of(steps: Iterable[StepOfTrace]) -> tuple[list[float], list[list[int]]]:
+    """Solve rates from 0 to 1, and of each step how many groups are nearest to each of them.
+
+    They are those that a group can have where all have one size, so that none stands empty for no reason.
+
+    Example:
+        >>> rates_of([StepOfTrace(outcomes={"a": [True, False], "b": [True, True]})])
+        ([0.0, 0.5, 1.0], [[0, 1, 1]])
+    """
+    groups = [list(step.outcomes.values()) for step in steps]
+    sizes = {len(solved) for step in groups for solved in step}
+    largest = max(sizes, default=0)
+    num = largest + 1 if len(sizes) == 1 and 1 < largest < MOST_RATES else NUM_RATES
+    counts = [[0] * num for _ in groups]
+    for row, step in zip(counts, groups):
+        for solved in step:
+            row[int(sum(solved) / len(solved) * (num - 1) + 0.5)] += 1
+    return [i / (num - 1) for i in range(num)], counts
 
 
 def traces_in(folder: Path) -> list[Path]:
