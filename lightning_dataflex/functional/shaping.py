@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import TOLERANCE, group_rank, group_size
 from lightning_dataflex.functional.weighting import FLOAT_MAX, softmax
 

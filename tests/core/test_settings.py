@@ -35,6 +35,7 @@ def test_a_block_is_what_it_says_and_else_the_default() -> None:
         "enforce": True,
         "adv_estimator": None,
         "label": None,
+        "log_level": "info",
         "trace": None,
         "trace_every": 1,
         "trace_rows": 1_000_000,
@@ -44,7 +45,7 @@ def test_a_block_is_what_it_says_and_else_the_default() -> None:
     assert described == {
         name: str(value)
         for name, value in (SELECT | defaults | {"drop": "rows", "trim": True}).items()
-        if name not in ("scorer", "actuator", "trace", "trace_every", "trace_rows")
+        if name not in ("scorer", "actuator", "log_level", "trace", "trace_every", "trace_rows")
     }
 
 
