@@ -89,7 +89,7 @@ class Decision:
         updates: dict[str, Any] = {weights_key: weights}
         if drop != "weight":
             current = as_numbers(batch["response_mask"], "response_mask")
-            keep = (self.keep if self.keep.dim() == 2 else self.keep[:, None]).to(current.device)
+            keep = (self.keep if self.keep.dim() == 2 else self.keep[:, None]).to(current.device, non_blocking=True)
             # What is no valid token is 0 already.
             updates["response_mask"] = by_rows(lambda k, m: torch.where(k, m, m.new_zeros(())), keep, current)
             updates[ORIGINAL + "response_mask"] = batch.original("response_mask")

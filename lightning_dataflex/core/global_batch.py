@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from lightning_dataflex.core.home import at_home
 from lightning_dataflex.core.rollout import RolloutBatch, is_per_sample
 from lightning_dataflex.packing import Columns
 from lightning_dataflex.sync import Group, exchanged, num_ranks
@@ -57,15 +58,22 @@ def global_batch(
 def in_brief(batch: RolloutBatch, parts: Iterable[Part]) -> RolloutBatch:
     """What these parts have to know of each sample as a batch of a few columns, where they can say; else the batch.
 
-    Tables of tokens are then read once, whatever is done with the columns.
+    Tables of tokens are then read once, whatever is done with the columns, which are in main memory.
     """
     columns = joint_columns([part.columns(batch) for part in parts])
     if columns is None:
+        batch.check_mask()
         return batch
     brief = rewards_and_groups(batch) | {"num_tokens": batch.num_tokens} | columns
-    found = RolloutBatch(_constants(batch, parts) | brief)
     if "uid" in brief:
-        found.groups = batch.groups
+        brief["uid"] = batch.told_apart.ids
+    lowest = {} if batch.lowest is None else {"lowest of the mask": batch.lowest}
+    brief = at_home(brief | lowest)
+    if lowest:
+        batch.check_mask(brief.pop("lowest of the mask"))
+    found = RolloutBatch(_constants(batch, parts) | brief)
+    if "uid" in brief and batch.told_apart.groups is not None:
+        found.groups = batch.told_apart.groups
     return found
 
 

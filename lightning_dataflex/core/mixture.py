@@ -13,7 +13,7 @@ from lightning_dataflex.core.actuator import Mixer
 from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.domains import DomainStats, DomainSums, prior, warn_of_other_domains
-from lightning_dataflex.core.global_batch import global_batch
+from lightning_dataflex.core.global_batch import global_batch, in_brief
 from lightning_dataflex.core.memory import memory_of, recall, title
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -245,7 +245,7 @@ class Mixture:
         self, local: Callable[[], RolloutBatch], domain: Callable[[], Tensor], step_id: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         def own() -> tuple[dict[str, Tensor], int]:
-            scores, valid = self._scores(local(), step_id)
+            scores, valid = self._scores(in_brief(local(), [self.scorer]), step_id)
             return {"score": scores, "valid": valid, "domain": domain()}, local().num_samples
 
         columns, _ = exchanged(own, self.process_group, self._what)

@@ -152,8 +152,9 @@ class Pipeline:
         # Read, and for a rule on rows also decided on, inside of the exchange, which tells the other ranks of an error.
         local = functools.cache(lambda: self._read(batch))
         if self.row_wise:
-            acted = functools.cache(lambda: self._action(in_brief(local(), self._parts), step_id, progress))
-            numbers, rows = self._exchanged(local, acted)
+            brief = functools.cache(lambda: in_brief(local(), self._parts))
+            acted = functools.cache(lambda: self._action(brief(), step_id, progress))
+            numbers, rows = self._exchanged(brief, acted)
             action = acted()
         else:
             world, rows, _ = global_batch(local, self._parts, self.process_group, self._what)
@@ -189,6 +190,7 @@ class Pipeline:
 
         @functools.cache
         def acted() -> Action:
+            local().check_mask()
             keep = local().num_tokens > 0
             return Action(torch.zeros_like(keep, dtype=torch.float32), keep, keep.float())
 
@@ -266,11 +268,13 @@ class Pipeline:
         self, local: RolloutBatch, action: Action, numbers: RowNumbers, rows: slice, fell_back: bool = False
     ) -> Decision:
         mask = local.token_mask
-        spread_out = action.weights if action.weights.dim() == 2 else action.weights[:, None]
+        weights = action.weights.to(mask.device, non_blocking=True)
         return Decision(
             scores=action.scores,
             keep=action.keep,
-            weights=by_rows(lambda m, w: torch.where(m, w, 0.0).float(), mask.to(spread_out.device), spread_out),
+            weights=by_rows(
+                lambda m, w: torch.where(m, w, 0.0).float(), mask, weights if weights.dim() == 2 else weights[:, None]
+            ),
             advantages=action.advantages,
             summary=Summary(numbers, of_tokens=action.keep.dim() == 2),
             rows=rows,

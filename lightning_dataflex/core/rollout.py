@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,11 +35,23 @@ FIELDS = (
 )
 """The fields of a rollout batch."""
 
-READ_ONCE = ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups", "_distinct_groups")
+READ_ONCE = ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups", "told_apart", "lowest")
 """What a reading remembers of the original fields."""
 
 ALIASES = {"rm_scores": "token_level_scores", "ref_log_probs": "ref_log_prob", "prompt_id": "uid"}
 """The second name under which a batch may carry a field: verl's; prompts whose group is named after them."""
+
+
+class ToldApart(NamedTuple):
+    """The groups of samples.
+
+    Attributes:
+        ids: (N,) int64; see `stable_ids`.
+        groups: The dense index (N,) of each, and how many there are; None where that takes a sort of the ids.
+    """
+
+    ids: Tensor
+    groups: tuple[Tensor, int] | None
 
 
 class RolloutBatch:
@@ -187,10 +199,26 @@ class RolloutBatch:
             raise ValueError(f"response_mask has shape {tuple(mask.shape)}. It must be (samples, response tokens).")
         if mask.dtype == torch.bool:
             return mask
-        if mask.numel() and not mask.aminmax().min >= 0:
+        self.lowest = mask.aminmax().min if mask.numel() else torch.zeros(())
+        if mask.device.type == "cpu":
+            self.check_mask(self.lowest)
+        return by_rows(lambda rows: rows.bool(), mask)
+
+    lowest: Tensor | None = None
+    """The least that stands in a mask of numbers, as soon as that was read; on an accelerator still to be checked."""
+
+    def check_mask(self, lowest: Tensor | None = None) -> None:
+        """Raise a ValueError unless the least that stands in the mask is at least 0.
+
+        Args:
+            lowest: That, where it is in main memory already. Default: it is waited for.
+        """
+        if lowest is None and self.response_mask is not None:
+            lowest = self.lowest
+        if lowest is not None and not lowest >= 0:
+            mask = as_numbers(self.original("response_mask"), "response_mask")
             odd = mask[~(mask >= 0)][0].item()
             raise ValueError(f"response_mask holds {odd}. Give 1 for a valid token and 0 for any other.")
-        return by_rows(lambda rows: rows.bool(), mask)
 
     @property
     def token_mask(self) -> Tensor:
@@ -224,22 +252,29 @@ class RolloutBatch:
     @functools.cached_property
     def group_ids(self) -> Tensor:
         """(N,) int64, equal for samples of one group; see `stable_ids`."""
-        ids, index = self._distinct_groups
-        return (ids if index is None else ids[index]).to(self.num_tokens.device)
+        return self._there(self.told_apart.ids)
 
     @functools.cached_property
     def groups(self) -> tuple[Tensor, int]:
         """The dense group index (N,) of each sample, and the number of groups; see `group_index`."""
-        ids, index = self._distinct_groups
-        return group_index(self.group_ids) if index is None else (index.to(self.num_tokens.device), len(ids))
+        if self.told_apart.groups is None:
+            return group_index(self.group_ids)
+        index, num_groups = self.told_apart.groups
+        return self._there(index), num_groups
 
     @functools.cached_property
-    def _distinct_groups(self) -> tuple[Tensor, Tensor | None]:
+    def told_apart(self) -> ToldApart:
+        """The groups where the batch has its `uid`: for texts in main memory."""
         uid = self.original("uid")
         if uid is None:
             raise ValueError(self.missing("uid"))
         self.check_rows("uid", uid)
-        return distinct_ids(uid)
+        ids, index = distinct_ids(uid)
+        return ToldApart(ids, None) if index is None else ToldApart(ids[index], (index, len(ids)))
+
+    def _there(self, index: Tensor) -> Tensor:
+        # Not waited for: what is copied from is not written to again.
+        return index.to(self.num_tokens.device, non_blocking=True)
 
     def tensor(self, name: str) -> Tensor:
         """A numeric field as a tensor, (N,) or (N, L), before any decision replaced it; without gradient."""
@@ -270,7 +305,7 @@ class RolloutBatch:
     def spread_advantages(self, values: Tensor) -> Tensor:
         """Advantages (N,) in the shape and number type of the batch's own, 0 in padding."""
         like = self.tensor("advantages")
-        values = values.to(like if like.is_floating_point() else like.float())
+        values = values.to(like.device, like.dtype if like.is_floating_point() else torch.float32, non_blocking=True)
         return (
             values
             if like.dim() == 1

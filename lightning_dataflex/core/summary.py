@@ -42,8 +42,10 @@ def row_numbers(
         `weight_mean` and `weight_std` over valid tokens; `scored`; where the batch has them `rm_scores` and `uid`; and
         with a measure `measure` and the mean weight by it, `measured`.
     """
-    mask = batch.token_mask.to(weights.device)
-    tokens = num_valid(mask) if weights.dim() == 2 or keep.dim() == 2 else batch.num_tokens.to(weights.device)
+    tokens = batch.num_tokens.to(weights.device)
+    if weights.dim() == 2 or keep.dim() == 2:
+        mask = batch.token_mask.to(weights.device)
+        tokens = num_valid(mask)
     mean, std = weights.double(), torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
     if weights.dim() == 2:
         mean, std = by_rows(_mean_and_std, weights, mask).unbind(-1)

@@ -1,0 +1,27 @@
+"""What the host has to know of tensors on an accelerator, in one copy: each copy would wait for all work before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def at_home(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors in main memory.
+
+    Example:
+        >>> at_home({"uid": torch.tensor([7, 8])})
+        {'uid': tensor([7, 8])}
+    """
+    far = [name for name, column in columns.items() if column.device.type != "cpu"]
+    if not far:
+        return dict(columns)
+    # The widest numbers first, so that each column starts where its type can be read.
+    far.sort(key=lambda name: -columns[name].dtype.itemsize)
+    whole = torch.cat([columns[name].contiguous().reshape(-1).view(torch.uint8) for name in far]).cpu()
+    parts = whole.split([columns[name].numel() * columns[name].dtype.itemsize for name in far])
+    return dict(columns) | {
+        name: part.view(columns[name].dtype).reshape(columns[name].shape) for name, part in zip(far, parts)
+    }
