@@ -69,6 +69,7 @@ def test_a_mask_of_nothing_has_one_column() -> None:
         (torch.ones(2), r"^response_mask has shape \(2,\)\. It must be \(samples, response tokens\)"),
         (torch.ones(1, 2, 3), r"shape \(1, 2, 3\)"),
         (torch.tensor([[1, -1]]), "^response_mask holds -1. Give 1 for a valid token and 0 for any other"),
+        (torch.tensor([[1, 0, -2]]), "^response_mask holds -2"),
         (torch.tensor([[1, NAN]]), "^response_mask holds nan"),
     ],
 )
@@ -181,6 +182,8 @@ def test_views_write_into_the_batch_and_count_its_fields() -> None:
     assert "uid" in read.batch
     assert "z" not in read.non_tensor_batch
     assert repr(read) == "RolloutBatch(response_mask, uid, x, y)"
+    read["step"] = 3
+    assert type(read.batch["step"]) is int
 
 
 def test_groups_need_ids_of_each_sample() -> None:

@@ -47,6 +47,8 @@ def test_bands_and_thresholds_have_a_tolerance() -> None:
     open_, closed = selection.in_band(scores, 0.2, 0.8), selection.in_band(scores, 0.2, 0.8, closed=True)
     assert open_.tolist() == [False, False, False, True, True, False, False, False]
     assert closed.tolist() == [False, True, True, True, True, True, True, False]
+    # What is 1e-6 from a threshold is on it.
+    assert selection.in_band(doubles(0.2 + 1e-6, 0.8 - 1e-6), 0.2, 0.8).tolist() == [False, False]
     assert selection.at_least(scores[:4], 0.2).tolist() == [False, True, True, True]
     assert selection.at_least(scores[:4], 0.2, strict=True).tolist() == [False, False, False, True]
     assert selection.nearest_to(doubles(0.4, 0.6, NAN, 0.5, 0.1), 0.5, 2).tolist() == [True, False, False, True, False]

@@ -120,7 +120,8 @@ def test_deficits_are_to_the_target() -> None:
         deficit = target - np.array([0.2, 0.9, 0.2])
         sizes = np.exp(deficit / 0.5) + 0.1
         close(mixing.dads(doubles(0.2, 0.9, NAN), 0.5, 0.1, target), sizes / sizes.sum())
-    # The exponentials themselves are no numbers.
+    # The exponentials themselves are no numbers, or nothing.
+    close(mixing.dads(doubles(0.7, 0.5), 1e-4, 0.1), [0, 1])
     close(mixing.dads(doubles(-500, -499), 0.5, 0.1), [1 / (1 + math.exp(-2)), 1 / (1 + math.exp(2))])
     close(mixing.dads(doubles(3, 4), 0.5, 0.1), (np.exp([-4, -6]) + 0.1) / (np.exp([-4, -6]) + 0.1).sum())
 
