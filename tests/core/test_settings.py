@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_dataflex import DataFlexConfig, Selector
-from lightning_dataflex.core.config import RefillConfig
+from lightning_dataflex.core.config import REPORTING, RefillConfig
 
 NAN = float("nan")
 SELECT = {"mechanism": "select", "actuator": "threshold_band"}
@@ -35,18 +35,19 @@ def test_a_block_is_what_it_says_and_else_the_default() -> None:
         "enforce": True,
         "adv_estimator": None,
         "label": None,
-        "log_level": "info",
         "trace": None,
         "trace_every": 1,
         "trace_rows": 1_000_000,
     }
-    assert vars(DataFlexConfig.of(SELECT)) == SELECT | defaults
+    config = vars(DataFlexConfig.of(SELECT))
+    assert {name: config[name] for name in SELECT | defaults} == SELECT | defaults
     described = DataFlexConfig.of(SELECT | {"drop": "rows", "trim": True}).described()
-    assert described == {
-        name: str(value)
-        for name, value in (SELECT | defaults | {"drop": "rows", "trim": True}).items()
-        if name not in ("scorer", "actuator", "log_level", "trace", "trace_every", "trace_rows")
+    told = SELECT | defaults | {"drop": "rows", "trim": True}
+    written = {"scorer", "actuator", *REPORTING}
+    assert {name: described[name] for name in told if name not in written} == {
+        name: str(value) for name, value in told.items() if name not in written
     }
+    assert not described.keys() & written
 
 
 @pytest.mark.parametrize(
