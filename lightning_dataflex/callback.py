@@ -208,6 +208,12 @@ class DataFlexCallback(Callback):
         Raises:
             ValueError: There was no step yet.
             ModuleNotFoundError: matplotlib is not installed.
+
+        Example:
+            >>> callback = DataFlexCallback("select", "group_solve_rate", "threshold_band")
+            >>> figure, axes = callback.plot([{"kept_frac": 0.75}, {"kept_frac": 0.5}])
+            >>> [line.get_ydata().tolist() for line in axes.get_lines()]
+            [[0.75, 0.5]]
         """
         steps, numbers = self.telling.history.steps, self.telling.history.numbers
         if val is not None:

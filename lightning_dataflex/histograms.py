@@ -27,7 +27,7 @@ def write_histograms(loggers: Iterable[Any], values: Mapping[str, Tensor], step:
         if hasattr(experiment, "add_histogram"):
             for name, each in found.items():
                 experiment.add_histogram(name, each, step)
-        elif found and type(logger).__name__ == "WandbLogger":
+        elif found and "WandbLogger" in (cls.__name__ for cls in type(logger).__mro__):
             import wandb
 
             logger.log_metrics({name: wandb.Histogram(each.numpy()) for name, each in found.items()}, step)

@@ -152,7 +152,8 @@ def place(mount: Mount, module: Any) -> str:
     """Where a mount acts, in words."""
     if isinstance(mount, PointMount):
         points = points_of(module)
-        return f"at {', '.join(name for name, part in module.named_modules() if part in points)} (DataFlexPoint)"
+        names = [name.replace("_orig_mod.", "") for name, part in module.named_modules() if part in points]
+        return f"at {', '.join(names)} (DataFlexPoint)"
     if isinstance(mount, LossMount):
         return f"around {mount.name}"
     return {BatchMount: "on the batch of the loader", GradientMount: "on the gradient of pg_losses"}.get(

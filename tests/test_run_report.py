@@ -238,6 +238,15 @@ def test_other_rows_of_the_file_leave_the_numbers_alone(tmp_path: Path, undrawn:
     assert "val_loss" not in page.source
 
 
+@pytest.mark.parametrize("values", [[0, 0], [0], ["nan", "inf"], [1e308, -1e308]])
+def test_numbers_of_any_size_can_be_drawn(values: list[Any], tmp_path: Path) -> None:
+    names = ("kept_frac", "dropped_rule", "dropped_nan", "prop_a", "score_a")
+    page = page_in(write(tmp_path, {f"dataflex/{name}": values for name in names}))
+    drawn = [float(value) if abs(float(value)) < 1e15 else np.nan for value in values]
+    for table, column in (("drops", "by the rule"), ("kept", "kept fraction"), ("proportions", "a"), ("scores", "a")):
+        assert page.column(table, column) == pytest.approx(drawn, nan_ok=True)
+
+
 def test_a_long_run_is_shown_in_means(tmp_path: Path, undrawn: None) -> None:
     values = np.random.default_rng(0).random(1000)
     page = page_in(write(tmp_path, {"dataflex/kept_frac": values.tolist()}))
@@ -375,12 +384,18 @@ CASES: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "another table": (lambda f: (f / "metrics.csv").write_text("a,b\n1,2\n"), [], r"has no column 'step'\."),
     "no callback": (lambda f: write(f, {"loss": [1]}), [], r"has no number under dataflex/\. Train with"),
     "no number": (lambda f: write(f, {"dataflex/ess": ["many"]}), [], r"has 'many' for a number at line 2\. Correct"),
+    "a step of words": (lambda f: (f / "metrics.csv").write_text("step,dataflex/ess\nx,1\n"), [], r"has 'x' for a num"),
     "no CSV": (lambda f: write(f, {"dataflex/ess": ["9" * 200_000]}), [], r"is no CSV at line 2: field larger"),
     "no trace": (lambda f: write(f, {"dataflex/ess": [1]}), ["--trace", "nowhere"], r"There is no trace at 'nowhere'"),
     "no row": (
         lambda f: (f / "t.jsonl").write_text('{"step": 1, "kept": 1, "reason": "", "length": 1}\n{"step": 1}\n'),
         [],
         r"Line 2 of '.*' is no row of a trace: \{'step': 1\}\. Give",
+    ),
+    "no step": (
+        lambda f: (f / "t.jsonl").write_text('{"step": -1, "kept": 1, "reason": "", "length": 1}\n'),
+        [],
+        r"Line 1 of '.*' is no row of a trace: \{'step': -1,",
     ),
     "no JSON": (
         lambda f: (f / "t.jsonl").write_text('{"step": 1, "kept": 1, "reason": "", "length": 1}\n{"step": 1\n'),

@@ -160,6 +160,12 @@ class Scorer(Metric):
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
+
+        Example:
+            >>> from lightning_dataflex import build
+            >>> figure, axes = build("scorer", "outcome").plot(torch.tensor([0.0, 1.0, 1.0]))
+            >>> [int(bar.get_height()) for bar in axes.patches if bar.get_height()]
+            [1, 2]
         """
         return histogram(self.compute() if val is None else val, ax, label=f"score of {type(self).__name__}")
 

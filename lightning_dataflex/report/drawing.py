@@ -35,8 +35,9 @@ def chart_over_steps(
     shown = dict(zip(_legible(means), means.values()))
     if options.get("is_stacked"):
         zeroed = {key: [0.0 if math.isnan(x) else x for x in values] for key, values in shown.items()}
-        shown = {key: values for key, values in zeroed.items() if any(values)}
-        never = [key for key in zeroed if key not in shown]
+        never = [key for key, values in zeroed.items() if not any(values)]
+        # All of them have a place in the legend where there is nothing else to show.
+        shown = {key: values for key, values in zeroed.items() if key not in never} or zeroed
         note = f"{note} None: {', '.join(never)}.".strip() if never else note
     draw = functools.partial(over_steps, steps=few, columns=shown, ylabel=ylabel, **options)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from lightning_dataflex.functional.choices import shown
 
@@ -19,6 +19,10 @@ NAMES = (
 )
 STARTS = ("prop_", "score_")
 """What a callback logs by these names, or by names that start so and go on with a domain."""
+
+
+MOST = 1e15
+"""Numbers of this size are none that a run has meant."""
 
 
 @dataclass
@@ -58,8 +62,9 @@ def metrics_of(path: Path) -> Metrics:
             for cells in reader:
                 for i, name in ours:
                     if i < len(cells) and cells[i]:
-                        step = _number(int, cells[place], path, reader.line_num)
-                        rows.setdefault(name, {})[step] = _number(float, cells[i], path, reader.line_num)
+                        step, value = (_number(cells[j], path, reader.line_num) for j in (place, i))
+                        if math.isfinite(step):
+                            rows.setdefault(name, {})[int(step)] = value
         except csv.Error as error:
             raise ValueError(
                 f"{str(path)!r} is no CSV at line {reader.line_num}: {error}. Correct it there."
@@ -117,11 +122,13 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(finite) / len(finite) if finite else math.nan
 
 
-def _number(kind: Any, text: str, path: Path, line: int) -> Any:
+def _number(text: str, path: Path, line: int) -> float:
     try:
-        return kind(text)
+        value = float(text)
     except ValueError:
         raise ValueError(f"{str(path)!r} has {shown(text)} for a number at line {line}. Correct it there.") from None
+    # What is too large to be drawn is as good as infinite, and what is infinite is no place in a chart.
+    return value if abs(value) < MOST else math.nan
 
 
 def _whole_lines(file: IO[str]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from lightning_dataflex.core.summary import SOLVED
 from lightning_dataflex.functional.choices import shown
+from lightning_dataflex.report.metrics import MOST
 
 NEEDED = ("step", "kept", "reason", "length")
 """Columns without which a table is no trace."""
@@ -47,6 +48,8 @@ def trace_of(path: Path) -> Trace:
     for row, where in _rows(path):
         try:
             label = str(row.get("label") or "")
+            if not (0 <= row["step"] < MOST and 0 <= row["length"] < MOST):
+                raise ValueError("no number of steps or tokens")
             step = found.setdefault(label, {}).setdefault(int(row["step"]), StepOfTrace())
             step.tokens += int(row["length"])
             step.tokens_trained += int(row["length"]) if row["kept"] else 0
