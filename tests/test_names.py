@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lightning_dataflex
-from lightning_dataflex import DataFlexCallback, Pipeline, build
+from lightning_dataflex import DataFlexCallback, Pipeline, Selector, build
 from lightning_dataflex.core.block import is_path
 from lightning_dataflex.core.building import component
 from lightning_dataflex.core.config import RefillConfig
@@ -84,6 +84,25 @@ def test_conditions_and_parts_are_looked_up_likewise() -> None:
         with pytest.raises(ValueError, match=r"There is no scorer|is no (Selector|Scorer)|Give a function, in code"):
             build(kind, name, **params)
     assert not CALLED
+
+
+class Noted(Selector):
+    """Of an author: what its parameters hold is its own matter, and nothing is imported for it."""
+
+    def __init__(self, maybe: dict[str, Any] | None = None, several: list[dict[str, Any]] | None = None) -> None:
+        self.maybe, self.several = maybe, several
+
+    def act(self, scores: Any, batch: Any, **ctx: Any) -> Any:
+        return []
+
+
+@pytest.mark.parametrize("path", [f"{HERE}.NoComponent", "a_module_that_nobody_has.Thing"])
+def test_nothing_is_imported_for_what_a_parameter_holds(path: str) -> None:
+    given = {"class_path": path, "init_args": {"args": 1}}
+
+    made = component("selector", {"class_path": f"{HERE}.Noted", "init_args": {"maybe": given, "several": [given]}})
+
+    assert (made.maybe, made.several, CALLED) == (given, [given], [])
 
 
 @pytest.mark.parametrize(

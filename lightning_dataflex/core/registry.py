@@ -205,6 +205,16 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function)
 
 
+def _has_any(annotation: Any) -> bool:
+    return annotation is Any or any(_has_any(each) for each in get_args(annotation))
+
+
+def _names_a_class(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "class_path" in value or any(map(_names_a_class, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_names_a_class, value))
+
+
 def _typed(parameter: inspect.Parameter, value: Any, title: str) -> Any:
     if parameter.annotation is parameter.empty or isinstance(parameter.annotation, str):
         return value
@@ -218,6 +228,8 @@ def _typed(parameter: inspect.Parameter, value: Any, title: str) -> Any:
         kind = get_origin(parameter.annotation)
         if kind is None or isinstance(value, kind):
             return value
+    if _has_any(parameter.annotation) and _names_a_class(value):
+        return value
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument(f"--{parameter.name}", type=parameter.annotation)
     try:
