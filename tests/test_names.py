@@ -96,13 +96,14 @@ class Noted(Selector):
         return []
 
 
-@pytest.mark.parametrize("path", [f"{HERE}.NoComponent", "a_module_that_nobody_has.Thing"])
+@pytest.mark.parametrize("path", [f"{HERE}.NoComponent", "this.d"])
 def test_nothing_is_imported_for_what_a_parameter_holds(path: str) -> None:
     given = {"class_path": path, "init_args": {"args": 1}}
 
     made = component("selector", {"class_path": f"{HERE}.Noted", "init_args": {"maybe": given, "several": [given]}})
 
     assert (made.maybe, made.several, CALLED) == (given, [given], [])
+    assert "this" not in sys.modules
 
 
 @pytest.mark.parametrize(
