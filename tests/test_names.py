@@ -98,7 +98,7 @@ class Noted(Selector):
 
 @pytest.mark.parametrize("path", [f"{HERE}.NoComponent", "this.d"])
 def test_nothing_is_imported_for_what_a_parameter_holds(path: str) -> None:
-    given = {"class_path": path, "init_args": {"args": 1}}
+    given = {"inside": {"class_path": path, "init_args": {"args": 1}}}
 
     made = component("selector", {"class_path": f"{HERE}.Noted", "init_args": {"maybe": given, "several": [given]}})
 
