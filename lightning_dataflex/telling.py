@@ -64,12 +64,12 @@ class Telling:
         """A training step is over, and these are its numbers."""
         if not trainer.is_global_zero:
             return
-        numbers = floats(metrics)
         deciding = callback.deciding
-        counts = {} if deciding is None else floats(deciding.counts)
+        counted = floats({**metrics, **(deciding.counts if deciding is not None else {})})
+        numbers = {name: counted[name] for name in metrics}
         self.history.add(callback.num_steps, numbers)
         self._num_steps += 1
-        for name, value in (numbers | counts).items():
+        for name, value in counted.items():
             self._totals[name] = self._totals.get(name, 0.0) + value
         # Where the loggers are told: at the same steps, and under the same numbers of steps.
         step, every = trainer.fit_loop.epoch_loop._batches_that_stepped, trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ class Telling:
             return
         shown = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
         self._say(trainer, logging.DEBUG, f"step {callback.num_steps}: {shown}")
-        if deciding is not None and deciding.counts:
+        if deciding is not None and deciding.counts and trainer.loggers:
             values = {"weights": deciding.weights}
             if callback.num_steps >= callback.config.warmup_step:
                 values["scores"] = deciding.scores
