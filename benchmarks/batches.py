@@ -44,7 +44,7 @@ def rollout(groups: int, size: int, tokens: int, *, num_domains: int = 3, device
     }
     batch = {name: value.to(device) for name, value in batch.items()}
     return batch | {
-        "uid": [uid for uid in uids for _ in range(size)],
+        "uid": np.array(uids, dtype=object).repeat(size),
         "domain": [names[i % num_domains] for i in range(groups) for _ in range(size)],
     }
 
@@ -56,7 +56,7 @@ def read_once(batch: dict[str, Any], names: Iterable[str]) -> None:
         if isinstance(value, Tensor):
             value.sum()
         else:
-            sum(map(len, value))
+            sum(map(len, value))  # texts
 
 
 def milliseconds(work: Callable[[], object], device: str = "cpu") -> float:
