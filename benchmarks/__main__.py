@@ -67,8 +67,8 @@ def summary(figures: list[dict[str, Any]], times: dict[str, list[float]]) -> str
     steepest = max(figures, key=lambda row: row["exponent"])
     return "\n".join(
         [
-            f"- Rules on groups at {' x '.join(map(str, large))}: {min(faster):,.0f} to {max(faster):,.0f} times faster "
-            f"than the plain form (the goal was 300), {min(ratio(row, large) for row in grouped):.1f} to "
+            f"- Rules on groups at {' x '.join(map(str, large))}: {min(faster):,.0f} to {max(faster):,.0f} times "
+            f"faster than the plain form (the goal was 300), {min(ratio(row, large) for row in grouped):.1f} to "
             f"{max(ratio(row, large) for row in grouped):.1f} times the floor (the goal was 4).",
             f"- The same at {' x '.join(map(str, small))}: "
             f"{min(batches.median(row['ms'][small]) for row in grouped):.2f} to "
