@@ -217,7 +217,8 @@ def _num_low(values: Tensor, group: Tensor, rank: Tensor, size: Tensor, num_kept
 
     variance = mean(centred.square()) - mean(centred).square()
     best = variance.new_full((len(size),), -math.inf).scatter_reduce_(0, owner, variance, "amax")
-    tied = variance >= best[owner] * (1 - 1e-9)
+    # Not as a share of the best: that of a subset of one is 0 but for rounding.
+    tied = variance >= best[owner] - 1e-9
     return torch.zeros_like(size).scatter_reduce_(0, owner, torch.where(tied, low, 0), "amax")
 
 

@@ -98,6 +98,14 @@ def test_max_variance_attains_the_best_of_all_subsets(rows, fraction):
         assert np.var(chosen) == pytest.approx(best, abs=1e-12)
 
 
+def test_max_variance_of_one_kept_keeps_the_lowest_whatever_other_groups_there_are():
+    rewards = torch.tensor(np.random.default_rng(0).uniform(size=(40, 3)))
+
+    keep = max_variance(rewards.flatten(), torch.arange(40).repeat_interleave(3), 1 / 3).view(40, 3)
+
+    assert torch.equal(keep, rewards == rewards.amin(1, keepdim=True))
+
+
 @given(GROUPED, st.sampled_from(["0.25", "0.5", "0.75"]))
 @example([(0, 1.0), (0, 1.0), (0, 0.0)], "0.5")
 @settings(max_examples=40, deadline=None)
