@@ -56,8 +56,8 @@ def distinct_ids(values: Any, name: str = "uid") -> tuple[Tensor, Tensor | None]
     if isinstance(values, np.ndarray) and values.dtype.kind in "biu" and values.dtype.newbyteorder("=") != np.uint64:
         return torch.from_numpy(values.astype(np.int64, order="C")), None
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
-    if items and isinstance(items[0], Tensor):
-        items = [item.item() if isinstance(item, Tensor) and item.dim() == 0 else item for item in items]
+    if any(issubclass(kind, Tensor) for kind in set(map(type, items))):
+        items = [_number(item, name) if isinstance(item, Tensor) else item for item in items]
     try:
         distinct: defaultdict[Any, int] = defaultdict(itertools.count().__next__)
         index = torch.from_numpy(np.fromiter(map(distinct.__getitem__, items), np.int64, len(items)))
@@ -70,12 +70,23 @@ def distinct_ids(values: Any, name: str = "uid") -> tuple[Tensor, Tensor | None]
     if set(map(type, distinct)) == {str}:
         digests = bytearray().join([_digest("str", item) for item in distinct])
         return torch.from_numpy(np.frombuffer(digests, "<i8").astype(np.int64)), index
-    return torch.tensor([_id(_plain(item, name)) for item in distinct], dtype=torch.int64), index
+    ids = [_id(_plain(item, name)) for item in distinct]
+    # What compares as different and has one text is one group on every rank.
+    places = {each: place for place, each in enumerate(dict.fromkeys(ids))}
+    if len(places) < len(ids):
+        index = torch.tensor([places[each] for each in ids])[index]
+    return torch.tensor(list(places), dtype=torch.int64), index
 
 
 def prompt_ids(batch: Any) -> Tensor:
     """The ids (N,) of a batch's prompts; see `stable_ids`."""
     return stable_ids(batch["prompt_id"], "prompt_id")
+
+
+def _number(item: Tensor, name: str) -> Any:
+    if item.dim():
+        raise ValueError(f"{name} holds a tensor of shape {tuple(item.shape)}. Give one number or text per sample.")
+    return item.item()
 
 
 def _plain(item: Any, name: str) -> Any:

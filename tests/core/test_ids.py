@@ -38,6 +38,7 @@ def read(**fields: Any) -> RolloutBatch:
         [1, -2],
         (1.0, -2.0),
         [torch.tensor(1), torch.tensor(-2)],
+        [1, torch.tensor(-2)],
         [np.int64(1), np.float32(-2)],
     ],
     ids=repr,
@@ -74,6 +75,7 @@ def test_other_ids_are_hashes_of_type_and_text() -> None:
         (torch.tensor([1.0, NAN]), "^uid holds NaN"),
         ([["a"]], "^uid holds values that cannot be compared: unhashable"),
         ([2**10_000], "^uid holds a number of 10001 bits. Use shorter ones, or texts"),
+        ([1, torch.tensor([2, 3])], r"^uid holds a tensor of shape \(2,\). Give one number or text per sample"),
         ([(1, object())], "^uid holds <object object.*, which has another text on every rank"),
     ],
 )
@@ -82,6 +84,12 @@ def test_what_is_no_id(values: Any, message: str) -> None:
         stable_ids(values)
     with pytest.raises(ValueError, match=r"^prompt_id "):
         prompt_ids({"prompt_id": values})
+
+
+def test_ids_of_one_text_are_one_group_on_one_rank_as_on_several() -> None:
+    batch = read(uid=[("a", float("nan")), ("a", float("nan"))])
+    assert batch.group_ids.unique().numel() == 1
+    assert (batch.groups[0].tolist(), batch.groups[1]) == ([0, 0], 1)
 
 
 # -- what is remembered ------------------------------------------------------------------------------------------------
