@@ -149,6 +149,20 @@ def test_what_was_read_is_not_read_again_from_a_batch_that_somebody_has_changed(
     assert relay.reading(dict(result) | {"uid": ["a", "b"]}, {}).groups[1] == 2
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_was_read_is_not_read_again_from_a_batch_whose_fields_somebody_has_changed(in_place):
+    relay, batch = Relay(), {"rm_scores": torch.zeros(2), "response_mask": torch.ones(2, 2)}
+    reading = relay.reading(batch, {})
+    assert reading.outcomes.tolist() == [0, 0]
+    relay.hand_on(reading, batch)
+    if in_place:
+        batch["rm_scores"] += 1
+    else:
+        batch["rm_scores"] = torch.ones(2)
+
+    assert relay.reading(batch, {}).outcomes.tolist() == [1, 1]
+
+
 def test_sums_of_large_tables_are_those_of_small_ones():
     torch.manual_seed(0)
     mask, rewards = torch.rand(3000, 200) < 0.7, torch.randn(3000, 200)
