@@ -307,6 +307,36 @@ def test_state_is_carried_from_step_to_step_and_warm_up_keeps_all(tmp_path: Path
         assert seen["reward_after"] == pytest.approx(float(batch["rm_scores"][keep].mean()))
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "says"),
+    [
+        ("step", 1e300, r"step has 1e\+300\. Give whole numbers below 2\^53"),
+        ("step", 0.5, r"step has 0\.5\. Give whole numbers"),
+        ("length", 2**40, r"length has 1\.09951e\+12\. Give numbers below 2\^31"),
+        ("length", float("inf"), "length has inf"),
+        ("entropies", ["a"], "entropies holds lists of string. Give lists of numbers"),
+    ],
+)
+def test_numbers_that_are_none_of_a_step_or_a_length_are_refused(
+    column: str, value: Any, says: str, tmp_path: Path
+) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", [{**row, "length": 1, column: value} for row in ROWS])
+    with pytest.raises(ValueError, match=says):
+        previewed(path, {"mechanism": "select", "scorer": "token_entropy", "actuator": "high_entropy_tokens"})
+
+
+def test_categories_that_each_part_of_a_file_numbers_anew(tmp_path: Path) -> None:
+    def chunks(*parts: list[str]) -> pa.ChunkedArray:
+        return pa.chunked_array([pa.array(part).dictionary_encode() for part in parts])
+
+    uid, domain = chunks(["a", "a", "b"], ["b", "b", "a"]), chunks(["x", "y", "x"], ["y", "y", "z"])
+    table = pa.table({"uid": uid, "domain": domain, "reward": [1.0, 0, 1, 1, 1, 0]})
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=3)
+    found = previewed(str(tmp_path / "rows.parquet"))
+    assert found.totals["samples_kept"] == found.totals["samples_solved"] == 3
+    assert {name: each["samples"] for name, each in found.domains.items()} == {"x": 2, "y": 3, "z": 1}
+
+
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -384,6 +414,11 @@ def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         (["rows.jsonl", "--fields", "uid=promt"], "maps uid to 'promt', and the rollouts have no such column. Did you"),
         (["rows.jsonl", "--fields", "uid"], "--fields is 'uid'. Give our names and your columns"),
         (["rows.jsonl", "--fields", "rm_scores=prompt"], "The column for rm_scores holds string. Give one of numbers."),
+        (
+            ["rows.jsonl", "--fields", "rm_score=reward"],
+            "'rm_score', which nothing reads. Did you mean 'rm_scores'",
+        ),
+        (["rows.jsonl", "--config", "e.yaml"], "'e.yaml' holds what is no plain value: could not determine a construc"),
         (["rows.jsonl", "--steps", "-1"], "--steps is -1"),
     ],
 )
@@ -398,6 +433,7 @@ def test_what_is_missing_is_said(
     tokens = {"mechanism": "select", "scorer": "token_entropy", "actuator": "high_entropy_tokens"}
     for name, content in (("a", BAND), ("b", tokens), ("c", {}), ("d", {"mechanism": "select", "scorer": "mopps"})):
         configured(Path(f"{name}.yaml"), content)
+    Path("e.yaml").write_text("!!python/object:os.system {}")
     with pytest.raises(SystemExit):
         main(["preview", *args, *([] if "--config" in args else ["--config", "a.yaml"])])
     assert says in capsys.readouterr().err

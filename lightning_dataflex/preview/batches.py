@@ -116,6 +116,9 @@ def _padded(name: str, lists: Any, num_tokens: Tensor, width: int) -> Tensor:
     sizes = np.diff(lists.offsets.to_numpy())
     if (sizes != num_tokens.numpy()).any():
         raise ValueError(f"{name} has other numbers of tokens than length says. Give both of the same tokens.")
-    table = np.zeros((len(sizes), width), np.float32)
-    table[np.arange(width) < sizes[:, None]] = lists.flatten().to_numpy(zero_copy_only=False)
+    table, numbers = np.zeros((len(sizes), width), np.float32), lists.flatten()
+    try:
+        table[np.arange(width) < sizes[:, None]] = numbers.to_numpy(zero_copy_only=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"The column for {name} holds lists of {numbers.type}. Give lists of numbers.") from error
     return torch.from_numpy(table)

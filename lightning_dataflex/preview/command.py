@@ -13,9 +13,11 @@ import yaml
 
 from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.files import check_config_file
+from lightning_dataflex.core.registry import nearest
+from lightning_dataflex.core.rollout import FIELDS
 from lightning_dataflex.preview.replay import Preview, preview_of
 from lightning_dataflex.preview.report import report
-from lightning_dataflex.preview.rollouts import rollouts_of
+from lightning_dataflex.preview.rollouts import NAMES, rollouts_of
 
 
 def previewed(args: Sequence[str]) -> str:
@@ -28,6 +30,9 @@ def previewed(args: Sequence[str]) -> str:
     for path, block, estimator in blocks:
         found = preview_of(rollouts, block, given.adv_estimator or estimator)
         previews.append(dataclasses.replace(found, name=f"{path}: {found.name}"))
+    for name in rollouts.fields:
+        if name not in (*NAMES, *FIELDS, *rollouts.asked):
+            raise ValueError(f"--fields maps {name!r}, which nothing reads. {nearest(name, [*NAMES, *FIELDS])}")
     if given.json:
         return _as_json(rollouts.notes, previews)
     return report(rollouts, previews, given.steps)
@@ -40,7 +45,11 @@ def blocks_of(path: str) -> list[tuple[dict[str, Any], str | None]]:
     a list of blocks.
     """
     check_config_file(path)
-    content = yaml.safe_load(Path(path).read_text("utf-8"))
+    try:
+        content = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(f"{path!r} holds what is no plain value: {first}. Correct it there.") from error
     config: dict[str, Any] = content if isinstance(content, dict) else {}
     found = config.get("dataflex", config if "mechanism" in config else content if isinstance(content, list) else None)
     blocks = found if isinstance(found, list) else [found] if found is not None else []

@@ -27,6 +27,8 @@ TOKENS = ("response_ids", "completion_ids", "output_ids", "token_ids")
 PROMPTS, TEXTS = ("prompt", "input", "question"), ("completion", "output", "response")
 VERL, TRL = {"input", "output", "score"}, {"prompt", "completion", "advantage"}
 """The columns by which verl's rollout dumps, and TRL's logs of completions, are known."""
+MOST_STEP, MOST_LENGTH = 2**53, 2**31
+"""What a step, and a number of tokens, is below."""
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Rollouts:
             `advantages`; ids are whole numbers.
         domains: The names of the domains.
         notes: Where columns are from, where that does not go without saying.
+        asked: The fields that were looked for.
     """
 
     table: pa.Table
@@ -49,6 +52,7 @@ class Rollouts:
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     domains: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
 
     @property
     def num_samples(self) -> int:
@@ -70,6 +74,7 @@ class Rollouts:
 
     def column(self, name: str) -> pa.ChunkedArray | None:
         """The column of a field, as the files have it; None where there is none."""
+        self.asked.add(name)
         source = self.fields.get(name, name)
         return self.table[source] if source in self.table.column_names else None
 
@@ -82,7 +87,7 @@ class Rollouts:
         import pyarrow as pa
 
         try:
-            return np.asarray(column.cast(pa.float64()).to_numpy()).astype(float)[self.order]
+            return np.asarray(column.cast(pa.float64(), safe=False).to_numpy()).astype(float)[self.order]
         except (pa.ArrowException, ValueError) as error:
             raise ValueError(f"The column for {name} holds {column.type}. Give one of numbers.") from error
 
@@ -134,8 +139,11 @@ def _order(rollouts: Rollouts) -> None:
         rollouts.columns["step"] = np.zeros(rollouts.num_samples, np.int64)
         return
     numbers = rollouts.numbers("step", steps)
-    if not np.isfinite(numbers).all():
+    if np.isnan(numbers).any():
         raise ValueError("The column for step has rows without a number. Give every row its step.")
+    odd = numbers[(np.abs(numbers) >= MOST_STEP) | (numbers != np.floor(numbers))]
+    if len(odd):
+        raise ValueError(f"The column for step has {odd[0]:g}. Give whole numbers below 2^53.")
     rollouts.order = np.argsort(numbers, kind="stable")
     rollouts.columns["step"] = numbers[rollouts.order].astype(np.int64)
 
@@ -145,7 +153,8 @@ def _fill(rollouts: Rollouts) -> None:
     for name in ("rm_scores", "advantages"):
         column = rollouts.column(name)
         if column is not None and not is_list(column):
-            columns[name] = rollouts.numbers(name, column).astype(np.float32)
+            with np.errstate(over="ignore"):
+                columns[name] = rollouts.numbers(name, column).astype(np.float32)
             if fields.get(name, name) != name:
                 notes.append(f"{name} from {fields[name]}")
     if "rm_scores" not in columns and set(rollouts.table.column_names) >= TRL:
@@ -191,6 +200,8 @@ def _lengths(rollouts: Rollouts) -> np.ndarray:
         numbers = rollouts.numbers("length", given)
         if not (numbers >= 0).all():
             raise ValueError("The column for length has rows without a number >= 0. Give every row its length.")
+        if not (numbers < MOST_LENGTH).all():
+            raise ValueError(f"The column for length has {numbers.max():g}. Give numbers below 2^31.")
         return numbers.astype(np.int64)
     ids = given if given is not None else next((rollouts.table[name] for name in TOKENS if name in names), None)
     if ids is not None and is_list(ids):
@@ -210,6 +221,9 @@ def _codes(rollouts: Rollouts, column: Any) -> tuple[np.ndarray, list[Any]]:
     """Equal whole numbers for equal values, of each sample, and the values."""
     import pyarrow as pa
 
+    if pa.types.is_dictionary(column.type):
+        # Each part of a file may have a dictionary of its own.
+        column = column.cast(column.type.value_type)
     try:
         encoded = column.dictionary_encode(null_encoding="encode")
     except pa.ArrowException:
