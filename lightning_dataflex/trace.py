@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lightning_dataflex.core.decision import Decision
-from lightning_dataflex.core.rollout import RolloutBatch
+from lightning_dataflex.core.rollout import RolloutBatch, is_per_sample
 from lightning_dataflex.core.summary import REASONS
 from lightning_dataflex.sync import Group, exchanged, num_ranks, own_rank
 from lightning_dataflex.trace_files import COLUMNS, Part
@@ -109,16 +109,27 @@ def _rows(batch: RolloutBatch, decision: Decision, step: int, label: str, *, sco
         columns["score"] = np.full_like(columns["score"], np.nan)
     columns["reason"] = [REASONS[i] for i in columns["reason"]]
     num = int(valid.sum())
-    names = {name: _texts(batch.original(name), valid) for name in ("uid", "domain")}
+    names = {name: _texts(batch, name, valid) for name in ("uid", "domain")}
     return columns | names | {"step": np.full(num, step), "label": [label] * num}
 
 
-def _texts(values: Any, valid: np.ndarray) -> list[str | None]:
-    if values is None:
-        return [None] * int(valid.sum())
+def _texts(batch: RolloutBatch, name: str, valid: np.ndarray) -> list[str | None]:
+    """A field of the samples that count as texts that can be written, None where there is none."""
+    values = batch.original(name)
+    if is_per_sample(values):
+        batch.check_rows(name, values)
+    else:
+        # One value is that of every sample.
+        values = [values] * len(valid)
     items = values.tolist() if hasattr(values, "tolist") else values
-    items = [item.item() if isinstance(item, torch.Tensor) else item for item in items]
-    return [str(item) for item, counts in zip(items, valid) if counts]
+    return [_text(item) for item, counts in zip(items, valid) if counts]
+
+
+def _text(item: Any) -> str | None:
+    if isinstance(item, torch.Tensor):
+        item = item.tolist()
+    # Half of a surrogate pair is no text in UTF-8.
+    return None if item is None else str(item).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _joined(parts: list[Any]) -> Any:

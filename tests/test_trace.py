@@ -94,6 +94,28 @@ def test_scores_and_weights_of_tokens_are_means_over_valid_ones() -> None:
     np.testing.assert_allclose(found["weight"], [2 / (8 / 3), 4 / (8 / 3)], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("domain", "written"),
+    [
+        ("math", ["math"] * 8),
+        (torch.tensor(3), ["3"] * 8),
+        (["a", None] * 4, ["a", None] * 4),
+        (["\ud800"] * 8, ["\\ud800"] * 8),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_domain_of_all_or_of_none_loses_no_row(domain: Any, written: Any, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t{suffix}"
+    fit(Toy(), [DataFlexCallback(*BAND, trace=str(path))], [rollout() | {"domain": domain}])
+    assert [row["domain"] for row in rows_of(path)] == written
+
+
+def test_domains_of_other_samples_are_refused(tmp_path: Path) -> None:
+    callback = DataFlexCallback(*BAND, trace=str(tmp_path / "t.jsonl"))
+    with pytest.raises(ValueError, match="domain has 2 rows but the rollout batch has 8 samples"):
+        fit(Toy(), [callback], [rollout() | {"domain": ["a", "b"]}])
+
+
 def test_a_file_has_what_the_batches_had_in_either_format(tmp_path: Path) -> None:
     traced(tmp_path / "t.jsonl", label="mine")
     traced(tmp_path / "t.parquet", label="mine")
