@@ -69,6 +69,17 @@ def test_a_mask_that_is_none_is_still_refused(scorer):
         pipeline_of(scorer, "selector", actuator).decide(far_away(batch))
 
 
+@pytest.mark.parametrize("actuator", ["threshold_band", "gfpo"])
+def test_a_mask_that_is_none_is_refused_by_each_of_several_ranks(actuator, monkeypatch):
+    monkeypatch.setattr("lightning_dataflex.core.global_batch.num_ranks", lambda group: 2)
+    monkeypatch.setattr("lightning_dataflex.core.global_batch.exchanged", lambda own, *_: own())
+    batch = a_batch()
+    batch["response_mask"] = torch.where(batch["response_mask"] > 0, 1, -1)
+
+    with Far(), pytest.raises(ValueError, match="response_mask holds -1"):
+        pipeline_of("outcome", "selector", actuator).decide(far_away(batch))
+
+
 def test_two_devices_are_not_mixed_unseen():
     with Far(), pytest.raises(RuntimeError, match="same device"):
         FarTensor(torch.ones(2)) + torch.ones(2)

@@ -13,6 +13,9 @@ from lightning_dataflex.core.rollout import RolloutBatch, is_per_sample
 from lightning_dataflex.packing import Columns
 from lightning_dataflex.sync import Group, exchanged, num_ranks
 
+LOWEST = "lowest of the mask"
+"""A name that is no field's."""
+
 
 class Part(Protocol):
     """A scorer or an actuator, as far as it reads a batch."""
@@ -60,17 +63,16 @@ def in_brief(batch: RolloutBatch, parts: Iterable[Part]) -> RolloutBatch:
 
     Tables of tokens are then read once, whatever is done with the columns, which are in main memory.
     """
+    lowest = batch.unchecked_mask()
     columns = joint_columns([part.columns(batch) for part in parts])
     if columns is None:
-        batch.check_mask()
+        batch.check_mask(lowest)
         return batch
     brief = rewards_and_groups(batch) | {"num_tokens": batch.num_tokens} | columns
     if "uid" in brief:
         brief["uid"] = batch.told_apart.ids
-    lowest = {} if batch.lowest is None else {"lowest of the mask": batch.lowest}
-    brief = at_home(brief | lowest)
-    if lowest:
-        batch.check_mask(brief.pop("lowest of the mask"))
+    brief = at_home(brief | ({} if lowest is None else {LOWEST: lowest}))
+    batch.check_mask(brief.pop(LOWEST, None))
     found = RolloutBatch(_constants(batch, parts) | brief)
     if "uid" in brief and batch.told_apart.groups is not None:
         found.groups = batch.told_apart.groups

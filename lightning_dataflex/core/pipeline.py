@@ -190,7 +190,6 @@ class Pipeline:
 
         @functools.cache
         def acted() -> Action:
-            local().check_mask()
             keep = local().num_tokens > 0
             return Action(torch.zeros_like(keep, dtype=torch.float32), keep, keep.float())
 

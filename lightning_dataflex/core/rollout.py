@@ -35,7 +35,7 @@ FIELDS = (
 )
 """The fields of a rollout batch."""
 
-READ_ONCE = ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups", "told_apart", "lowest")
+READ_ONCE = ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups", "told_apart")
 """What a reading remembers of the original fields."""
 
 ALIASES = {"rm_scores": "token_level_scores", "ref_log_probs": "ref_log_prob", "prompt_id": "uid"}
@@ -189,36 +189,40 @@ class RolloutBatch:
     @functools.cached_property
     def response_mask(self) -> Tensor | None:
         """(N, L) bool, the valid tokens, before any decision blanked rows of it; None where the batch has none."""
+        mask, lowest = self._read_mask()
+        self.check_mask(lowest)
+        return mask
+
+    def unchecked_mask(self) -> Tensor | None:
+        """Read `response_mask`; the least that stands in it, for `check_mask`, or None where there is nothing to check.
+
+        For whoever copies that number from an accelerator together with others: each copy waits for all work before it.
+        """
+        if "response_mask" in vars(self):
+            return None
+        self.response_mask, lowest = self._read_mask()
+        return lowest
+
+    def check_mask(self, lowest: Tensor | None) -> None:
+        """Raise a ValueError unless the least that stands in the mask is at least 0; None is nothing to check."""
+        if lowest is not None and not lowest >= 0:
+            mask = as_numbers(self.original("response_mask"), "response_mask")
+            odd = mask[~(mask >= 0)][0].item()
+            raise ValueError(f"response_mask holds {odd}. Give 1 for a valid token and 0 for any other.")
+
+    def _read_mask(self) -> tuple[Tensor | None, Tensor | None]:
+        """The mask, and of one of numbers the least."""
         mask = self.original("response_mask")
         if mask is None:
-            return None
+            return None, None
         mask = _exact_device(as_numbers(mask, "response_mask"))
         if mask.dim() == 1 and not len(mask):
             mask = mask.reshape(0, 1)
         if mask.dim() != 2:
             raise ValueError(f"response_mask has shape {tuple(mask.shape)}. It must be (samples, response tokens).")
         if mask.dtype == torch.bool:
-            return mask
-        self.lowest = mask.aminmax().min if mask.numel() else torch.zeros(())
-        if mask.device.type == "cpu":
-            self.check_mask(self.lowest)
-        return by_rows(lambda rows: rows.bool(), mask)
-
-    lowest: Tensor | None = None
-    """The least that stands in a mask of numbers, as soon as that was read; on an accelerator still to be checked."""
-
-    def check_mask(self, lowest: Tensor | None = None) -> None:
-        """Raise a ValueError unless the least that stands in the mask is at least 0.
-
-        Args:
-            lowest: That, where it is in main memory already. Default: it is waited for.
-        """
-        if lowest is None and self.response_mask is not None:
-            lowest = self.lowest
-        if lowest is not None and not lowest >= 0:
-            mask = as_numbers(self.original("response_mask"), "response_mask")
-            odd = mask[~(mask >= 0)][0].item()
-            raise ValueError(f"response_mask holds {odd}. Give 1 for a valid token and 0 for any other.")
+            return mask, None
+        return by_rows(lambda rows: rows.bool(), mask), mask.aminmax().min if mask.numel() else None
 
     @property
     def token_mask(self) -> Tensor:

@@ -72,6 +72,10 @@ class TidyBatch(RolloutBatch):
         return FieldView(self, self._per_token)
 
     @functools.cached_property
+    def response_mask(self) -> Tensor | None:
+        return self.of_rows(self._whole.response_mask)
+
+    @functools.cached_property
     def num_samples(self) -> int:
         return int(self._rows.sum())
 
