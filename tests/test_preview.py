@@ -181,6 +181,11 @@ def test_the_parts_of_other_ranks_are_read_too(tmp_path: Path) -> None:
     assert_by_hand(previewed(str(tmp_path / "trace.jsonl")).totals)
 
 
+def test_where_a_callback_acts_is_not_read(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", ROWS)
+    assert_by_hand(previewed(path, BAND | {"mount": "on_before_backward", "drop": "weight"}).totals)
+
+
 @pytest.mark.parametrize("prompt", [[{"role": "user", "content": "p"}], "2026-01-01", 3])
 def test_prompts_of_any_type_name_groups(prompt: Any, tmp_path: Path) -> None:
     rows = [
