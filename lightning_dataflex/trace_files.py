@@ -59,6 +59,11 @@ class JsonPart(Part):
     def file(self) -> Path:
         return self.path.with_suffix(f".rank{self.rank}.jsonl") if self.rank else self.path
 
+    @classmethod
+    def of_others(cls, path: Path) -> list[Path]:
+        """The parts that other ranks have written beside that of rank 0."""
+        return [cls(path, rank).file for rank in sorted(cls(path).ranks() - {0})]
+
     def ranks(self) -> set[int]:
         name = re.compile(re.escape(self.path.stem) + r"\.rank(\d+)\.jsonl")
         folder = self.path.parent

@@ -305,6 +305,17 @@ def test_a_trace_says_what_became_of_the_samples(tmp_path: Path) -> None:
     check_trace(page_in(tmp_path))
 
 
+def test_two_traces_of_one_callback_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    row = {"step": 0, "uid": "a", "kept": True, "reason": "kept", "reward": 1.0, "length": 3}
+    for name in ("first.jsonl", "second.jsonl"):
+        write_trace(tmp_path / name, [row])
+
+    with pytest.raises(SystemExit):
+        page_in(tmp_path)
+
+    assert "has two traces of 'rule', one of them 'second.jsonl'" in capsys.readouterr().err
+
+
 def test_groups_of_several_sizes_are_counted_at_the_nearest_of_eleven_rates() -> None:
     step = StepOfTrace(outcomes={"a": [True], "b": [True, False, False], "c": [False] * 30 + [True]})
     rates, counts = rates_of([step, StepOfTrace()])

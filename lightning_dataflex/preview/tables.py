@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lightning_dataflex.core.checks import check_nesting
 from lightning_dataflex.core.files import check_file, check_size
+from lightning_dataflex.trace_files import JsonPart
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +50,7 @@ def table_of(paths: Sequence[str]) -> pa.Table:
 
 
 def _files(path: Path) -> list[Path]:
-    """The file and those of other ranks beside it, or what is in a folder, of one format."""
+    """The file, with the parts of other ranks beside a `.jsonl` file; or what is in a folder, of one format."""
     if path.is_dir():
         inside = [each for each in sorted(path.iterdir()) if not each.name.startswith(".")]
         for suffix in KINDS:
@@ -60,12 +60,7 @@ def _files(path: Path) -> list[Path]:
         raise ValueError(f"The folder {str(path)!r} holds no rollouts. {CURE}")
     if path.suffix not in KINDS:
         raise ValueError(f"{str(path)!r} is of no format that is read here. {CURE}")
-    part = re.compile(re.escape(path.stem) + r"\.rank\d+" + re.escape(path.suffix))
-    return (
-        [path, *(each for each in sorted(path.parent.iterdir()) if part.fullmatch(each.name))]
-        if path.exists()
-        else [path]
-    )
+    return [path, *JsonPart.of_others(path)] if path.suffix == ".jsonl" else [path]
 
 
 def _check_lines(file: Path) -> None:

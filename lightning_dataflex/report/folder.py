@@ -6,6 +6,7 @@ import datetime
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.report.metrics import Metrics, metrics_of
 from lightning_dataflex.report.trace import Trace, trace_of, traces_in
 
@@ -58,7 +59,13 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
         )
     merged: Trace = {}
     for each in traces:
-        merged |= trace_of(each)
+        found = trace_of(each)
+        twice = sorted(set(found) & set(merged))
+        if twice:
+            raise ValueError(
+                f"{str(given)!r} has two traces of {shown(twice[0])}, one of them {each.name!r}. Name one by --trace."
+            )
+        merged |= found
     seen = [each for each in (file, *traces) if each.exists()]
     last = datetime.datetime.fromtimestamp(max(each.stat().st_mtime for each in seen))
     configs = {name: _text(folder / name) for name in CONFIGS if (folder / name).is_file()}

@@ -12,15 +12,8 @@ from typing import IO
 from lightning_dataflex.functional.choices import shown
 
 PREFIX = "dataflex/"
-NAMES = (
-    *("kept_frac", "weight_mean", "weight_std", "ess", "n_nan", "frac_zero_std", "reward_all", "reward_kept", "lag"),
-    *("dropped_solved", "dropped_failed", "dropped_rule", "dropped_nan"),
-    *("rounds", "prompts", "expired", "kept", "carried", "passed", "skipped"),
-)
 STARTS = ("prop_", "score_")
-"""What a callback logs by these names, or by names that start so and go on with a domain."""
-
-
+"""Names that go on with a domain, which may hold a slash; other names hold none."""
 MOST = 1e15
 """Numbers of this size are none that a run has meant."""
 
@@ -83,7 +76,7 @@ def metrics_of(path: Path) -> Metrics:
 
 
 def label_and_name(key: str) -> tuple[str, str]:
-    """Which callback a key is of, and its name; both may hold slashes, that of a domain too.
+    """Which callback a key is of, and its name; a label may hold slashes, and so may a domain.
 
     Example:
         >>> label_and_name("kept_frac"), label_and_name("a/b/prop_c/d"), label_and_name("select/of_a_new_kind")
@@ -92,7 +85,7 @@ def label_and_name(key: str) -> tuple[str, str]:
     parts = key.split("/")
     for i in range(len(parts)):
         name = "/".join(parts[i:])
-        if name in NAMES or name.startswith(STARTS):
+        if name.startswith(STARTS):
             return "/".join(parts[:i]), name
     return "/".join(parts[:-1]), parts[-1]
 

@@ -15,6 +15,7 @@ from typing import Any
 from lightning_dataflex.core.summary import SOLVED
 from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.report.metrics import MOST
+from lightning_dataflex.trace_files import JsonPart
 
 NEEDED = ("step", "kept", "reason", "length")
 """Columns without which a table is no trace."""
@@ -83,7 +84,7 @@ def rates_of(steps: Iterable[StepOfTrace]) -> tuple[list[float], list[list[int]]
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """The traces in a folder, told by their columns; that of rank 0 stands for its other ranks'."""
+    """The traces in a folder: files by their columns, that of rank 0 alone; folders by their name."""
     files = [each for each in sorted(folder.glob("*.jsonl")) if not re.search(r"\.rank\d+\.jsonl$", each.name)]
     folders = [each for each in sorted(folder.glob("*.parquet")) if each.is_dir()]
     return [each for each in files if _is_trace(each)] + folders
@@ -104,8 +105,7 @@ def _rows(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
         return _of_parquet(path)
     if not path.is_file():
         raise ValueError(f"There is no trace at {str(path)!r}. Give the path that the run has for trace.")
-    ranks = re.compile(re.escape(path.stem) + r"\.rank\d+\.jsonl")
-    return _of_json([path, *sorted(each for each in path.parent.iterdir() if ranks.fullmatch(each.name))])
+    return _of_json([path, *JsonPart.of_others(path)])
 
 
 def _of_json(files: list[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
