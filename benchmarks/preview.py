@@ -46,7 +46,6 @@ def made_up(num_rows: int, per_step: int) -> pa.Table:
 
 
 def write_jsonl(table: pa.Table, path: Path) -> None:
-
     with path.open("w") as file:
         file.writelines(json.dumps(row) + "\n" for batch in table.to_batches(10_000) for row in batch.to_pylist())
 

@@ -12,7 +12,7 @@ def write_histograms(loggers: Sequence[Any], values: Mapping[str, Tensor], step:
     """Write a histogram of the finite ones of these values to each logger that has a place for one.
 
     Those are TensorBoard's, and others whose `experiment` has `add_histogram` as its SummaryWriter has, and W&B's. The
-    others get none: they are told the same numbers' means and deviations as metrics. For the process that logs.
+    others get none. For the process that logs.
 
     Args:
         loggers: Of a Trainer.

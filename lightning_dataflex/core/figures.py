@@ -12,6 +12,8 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 """Of Okabe and Ito, which those who are blind to some colours tell apart."""
 DASHES = ("-", "--", "-.", ":")
 """Lines differ in these too."""
+KEPT_AND_REWARDS = {"kept_frac": "kept fraction", "reward_all": "reward, all", "reward_kept": "reward, kept"}
+"""Of the numbers that a callback logs those that a picture of it shows, and what they are called there."""
 
 
 def check_matplotlib() -> None:
@@ -91,6 +93,3 @@ def run_so_far(steps: Sequence[int], numbers: Sequence[Mapping[str, float]], ax:
     ax.set(xlabel="training step", ylabel="share of the prompts" if shares else "mean of the step's samples")
     ax.legend(drawn, list(columns))
     return fig, ax
-
-
-KEPT_AND_REWARDS = {"kept_frac": "kept fraction", "reward_all": "reward, all", "reward_kept": "reward, kept"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 BLOCK = 2**18
 """Numbers of a table that are worked on at a time."""
 HUGE = 2**22
-"""Bytes from which NumPy, unlike PyTorch, asks Linux for huge pages, which are there several times sooner."""
+"""Bytes from which NumPy, unlike PyTorch, asks Linux for huge pages: such memory is there several times sooner."""
 
 
 def by_rows(function: Callable[..., Tensor], *tables: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         >>> empty((2, 3), torch.bfloat16).shape
         torch.Size([2, 3])
     """
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < HUGE:
         return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(np.empty(num_bytes, np.uint8)).view(dtype).view(shape)
