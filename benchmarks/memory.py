@@ -13,21 +13,16 @@ from torch.utils._pytree import tree_leaves
 
 
 class Counted(TorchDispatchMode):
-    """Counts the operations of PyTorch, the numbers that they read and write, and the bytes that live at a time.
+    """Counts the numbers that the operations of PyTorch read and write, and the bytes that live at a time.
 
     Attributes:
-        num_ops: Operations.
-        num_numbers: Elements of their arguments and results together.
-        num_syncs: Operations that would make a GPU's queue wait: a number, or a size, is asked for.
+        num_numbers: Elements of arguments and results together.
         most_bytes: The largest sum of all storages that were new, and alive, after an operation.
     """
 
-    WAITS = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "masked_select")
-
     def __init__(self) -> None:
         super().__init__()
-        self.num_ops = self.num_numbers = self.num_syncs = self.most_bytes = 0
-        self.waits: list[str] = []
+        self.num_numbers = self.most_bytes = 0
         self._known: dict[int, StorageWeakRef] = {}
         self._new: dict[int, tuple[StorageWeakRef, int]] = {}
 
@@ -39,16 +34,8 @@ class Counted(TorchDispatchMode):
                 self._known.setdefault(key, StorageWeakRef(tensor.untyped_storage()))
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        self.num_ops += 1
         if not func.is_view:
             self.num_numbers += sum(tensor.numel() for tensor in [*given, *made])
-        name = func.overloadpacket.__name__
-        by_mask = name.startswith("index") and any(
-            leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]) if isinstance(leaf, torch.Tensor)
-        )
-        if name in self.WAITS or by_mask:
-            self.num_syncs += 1
-            self.waits.append(name)
         for tensor in made:
             storage = tensor.untyped_storage()
             if storage._cdata not in self._known:
