@@ -231,7 +231,9 @@ class DataFlexCallback(Callback):
         self.check(pl_module)
         every = dataflex_callbacks(trainer)
         check_team(every)
-        self.team, self.flow = Team(every), None
+        # The first to be set up makes it for all of them.
+        self.team, self.flow = Team(every) if self is every[0] else every[0].team, None
+        assert self.team is not None
         if self.team.leader is self:
             self.flow = self.team.flow()
         if self.steering is not None:
@@ -261,12 +263,9 @@ class DataFlexCallback(Callback):
         assert self.team is not None
         kind = self.mount_kind(pl_module)
         mount = kind(self._decide, self.pipeline.fields, self.config.drop, self.config.weights_key)
-        # Each of them knows a team of its own; they hand on through that of the first.
-        first = self.team.members[0].team
-        assert first is not None
-        mount.received = first.relay.reading
+        mount.received = self.team.relay.reading
         if self is not self.team.members[-1]:
-            mount.hand_on = first.relay.hand_on
+            mount.hand_on = self.team.relay.hand_on
         # Of several at the point the last acts last, of several around the training step the first.
         if self is self.team.members[0 if isinstance(mount, BatchMount) else -1]:
             mount.finish = self._finished
