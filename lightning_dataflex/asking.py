@@ -64,3 +64,10 @@ def data_parallel_group(pl_module: LightningModule) -> Any:
     """The ranks that hold different samples; None for all. Tensor-parallel ranks hold the same."""
     mesh = getattr(pl_module, "device_mesh", None)
     return mesh["data_parallel"].get_group() if mesh and "data_parallel" in (mesh.mesh_dim_names or ()) else None
+
+
+def holds_first_copy(pl_module: LightningModule) -> bool:
+    """Whether no rank before this one holds the same samples, as tensor-parallel ranks do."""
+    mesh = getattr(pl_module, "device_mesh", None)
+    names = (mesh.mesh_dim_names or ()) if mesh else ()
+    return all(mesh.get_local_rank(name) == 0 for name in names if name != "data_parallel") if mesh else True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lightning_dataflex.asking import holds_first_copy
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.rollout import RolloutBatch, is_per_sample
 from lightning_dataflex.core.summary import REASONS
@@ -52,7 +53,7 @@ class DecisionTrace:
         """
         rank, world = own_rank(group), num_ranks(group)
         self._part, self._waiting, self._is_full = Part.of(self.path, rank), [], False
-        self._writes = _holds_first_copy(pl_module)
+        self._writes = holds_first_copy(pl_module)
 
         def there() -> tuple[dict[str, torch.Tensor], int]:
             # A run may have had other ranks before: each looks after what theirs have left.
@@ -134,10 +135,3 @@ def _text(item: Any) -> str | None:
 
 def _joined(parts: list[Any]) -> Any:
     return np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [value for part in parts for value in part]
-
-
-def _holds_first_copy(pl_module: LightningModule) -> bool:
-    """Whether no rank before this one holds the same samples, as tensor-parallel ranks do."""
-    mesh = getattr(pl_module, "device_mesh", None)
-    names = (mesh.mesh_dim_names or ()) if mesh else ()
-    return all(mesh.get_local_rank(name) == 0 for name in names if name != "data_parallel") if mesh else True

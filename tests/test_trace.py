@@ -17,10 +17,10 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_dataflex import DataFlexCallback, Pipeline, Reweighter, build
+from lightning_dataflex.asking import holds_first_copy
 from lightning_dataflex.core import files
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.summary import REASONS
-from lightning_dataflex.trace import _holds_first_copy
 from tests.flowing import Prompts, dapo
 from tests.flowing import fit as rolling_fit
 from tests.toy import Toy, fit, rollout
@@ -180,7 +180,7 @@ def test_of_ranks_that_hold_the_same_samples_one_writes_them() -> None:
             return self.place[name]
 
     def writes(mesh: Any) -> bool:
-        return _holds_first_copy(SimpleNamespace(device_mesh=mesh))
+        return holds_first_copy(SimpleNamespace(device_mesh=mesh))
 
     assert [writes(mesh) for mesh in (None, Mesh(0, 0), Mesh(1, 0), Mesh(0, 1), Mesh(1, 1))] == [True] * 3 + [False] * 2
 
