@@ -80,8 +80,8 @@ class Decision:
 
         Weights that the batch has already are multiplied.
         """
-        home = batch.get("response_mask")
-        weights = self.weights.to(home.device) if isinstance(home, Tensor) else self.weights
+        mask = batch.get("response_mask")
+        weights = self.weights.to(mask.device) if isinstance(mask, Tensor) else self.weights
         if batch.get(weights_key) is not None:
             there = batch.tensor(weights_key).to(weights.device)
             there = there if there.dim() == 2 else there[:, None]
