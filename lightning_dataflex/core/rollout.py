@@ -15,7 +15,7 @@ from lightning_dataflex.core.containers import ORIGINAL, as_array, as_tensor, co
 from lightning_dataflex.core.ids import distinct_ids
 from lightning_dataflex.core.numbers import as_numbers, dense
 from lightning_dataflex.functional import scoring
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import blank_padding, by_rows
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.tokens import num_valid
 
@@ -310,13 +310,7 @@ class RolloutBatch:
         """Advantages (N,) in the shape and number type of the batch's own, 0 in padding."""
         like = self.tensor("advantages")
         values = values.to(like.device, like.dtype if like.is_floating_point() else torch.float32, non_blocking=True)
-        return (
-            values
-            if like.dim() == 1
-            else by_rows(
-                lambda mask, rows: torch.where(mask, rows, 0.0), self.token_mask.to(values.device), values[:, None]
-            )
-        )
+        return values if like.dim() == 1 else blank_padding(values[:, None], self.token_mask)
 
     def check_rows(self, name: str, value: Any) -> None:
         """Raise a ValueError unless a field has a row for each sample."""

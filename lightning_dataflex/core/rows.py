@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.tidy import scorable, scored
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import blank_padding
 
 
 def scored_rows(batch: Any, scores: Any, names: Iterable[str] = ()) -> tuple[RolloutBatch, Tensor, Tensor]:
@@ -25,11 +25,6 @@ def scored_rows(batch: Any, scores: Any, names: Iterable[str] = ()) -> tuple[Rol
         # What stands in padding tokens is no score, NaN included.
         scores = blank_padding(scores, batch.response_mask)
     return batch, scores, scored(batch, scores) & scorable(batch, names).to(scores.device)
-
-
-def blank_padding(values: Tensor, mask: Tensor) -> Tensor:
-    """The values (N, L) with 0 in padding, whatever stood there."""
-    return by_rows(lambda rows, valid: torch.where(valid, rows, rows.new_zeros(())), values, mask.to(values.device))
 
 
 def checked_index(rule: object, kept: Tensor, num_samples: int) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_dataflex.core.containers import as_tensor
 from lightning_dataflex.core.numbers import dense
 from lightning_dataflex.core.rollout import FieldView, RolloutBatch, is_per_sample
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import blank_padding, by_rows
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.scoring import unscored
 
@@ -53,7 +53,7 @@ class TidyBatch(RolloutBatch):
             value = self._whole.group_ids.cpu().numpy()
         table = as_tensor(value)
         if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape and name != "response_mask":
-            value = by_rows(lambda m, rows: torch.where(m, rows, rows.new_zeros(())), mask.to(table.device), table)
+            value = blank_padding(table, mask)
         if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
         return self.of_rows(value)

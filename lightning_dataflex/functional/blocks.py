@@ -41,6 +41,16 @@ def by_rows(function: Callable[..., Tensor], *tables: Tensor) -> Tensor:
     return result
 
 
+def blank_padding(values: Tensor, mask: Tensor) -> Tensor:
+    """The values (N, L), or (N, 1) for all tokens of a sample, with 0 in padding, whatever stood there.
+
+    Example:
+        >>> blank_padding(torch.tensor([[0.5, torch.nan]]), torch.tensor([[True, False]]))
+        tensor([[0.5000, 0.0000]])
+    """
+    return by_rows(lambda rows, valid: torch.where(valid, rows, rows.new_zeros(())), values, mask.to(values.device))
+
+
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor in main memory for values to come.
 
