@@ -305,6 +305,14 @@ def test_a_trace_says_what_became_of_the_samples(tmp_path: Path) -> None:
     check_trace(page_in(tmp_path))
 
 
+def test_a_folder_of_other_tables_is_no_trace(tmp_path: Path, undrawn: None) -> None:
+    write(tmp_path, {"dataflex/kept_frac": [0.5]})
+    (tmp_path / "prompts.parquet").mkdir()
+    (tmp_path / "prompts.parquet" / "part-0.parquet").write_bytes(b"of somebody else")
+
+    assert run_in(tmp_path).trace == {}
+
+
 def test_two_traces_of_one_callback_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     row = {"step": 0, "uid": "a", "kept": True, "reason": "kept", "reward": 1.0, "length": 3}
     for name in ("first.jsonl", "second.jsonl"):

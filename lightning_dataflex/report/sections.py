@@ -27,7 +27,7 @@ WORDS = {
     "dropped_rule": "by the rule",
     "dropped_nan": "without a score",
 }
-REASONS = {"kept": "kept", "solved": "solved", "failed": "failed", "rule": "by the rule", "nan": "without a score"}
+REASON_WORDS = {"kept": "kept", "solved": "solved", "failed": "failed", "rule": "by the rule", "nan": "without a score"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def section_of_trace(label: str, steps: dict[int, StepOfTrace], slug: str) -> Se
     rows = [
         ("steps", len(steps)),
         ("samples", sum(reasons.values())),
-        *((f"samples: {REASONS.get(name, name)}", num) for name, num in reasons.items()),
+        *((f"samples: {REASON_WORDS.get(name, name)}", num) for name, num in reasons.items()),
         ("tokens generated", num_tokens),
         ("tokens trained on", num_trained),
         ("share of the tokens trained on", num_trained / num_tokens if num_tokens else math.nan),
@@ -151,7 +151,7 @@ def _charts_of_trace(steps: dict[int, StepOfTrace], slug: str) -> Iterator[Chart
     yield chart_over_steps(
         slug, "tokens", "Tokens generated and trained on", order, tokens, "response tokens per step", **more
     )
-    reasons = {REASONS.get(key, key): [float(step.reasons[key]) for step in every] for key in _reasons(steps)}
+    reasons = {REASON_WORDS.get(key, key): [float(step.reasons[key]) for step in every] for key in _reasons(steps)}
     note = "A group without signal is dropped as solved or failed."
     more = {"xlabel": "training step", "is_stacked": True, "note": note}
     yield chart_over_steps(slug, "reasons", "What became of the samples", order, reasons, "samples per step", **more)
@@ -171,9 +171,9 @@ def _chart_of_rates(steps: dict[int, StepOfTrace], slug: str) -> Chart:
 
 
 def _reasons(steps: dict[int, StepOfTrace]) -> list[str]:
-    """Those that occur, in the order of `REASONS`."""
+    """Those that occur, in the order of `REASON_WORDS`."""
     found = dict.fromkeys(name for step in steps.values() for name in step.reasons)
-    return [*(name for name in REASONS if name in found), *(name for name in found if name not in REASONS)]
+    return [*(name for name in REASON_WORDS if name in found), *(name for name in found if name not in REASON_WORDS)]
 
 
 def _final(series: Series) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 from lightning_dataflex.core.summary import SOLVED
 from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.report.metrics import MOST
-from lightning_dataflex.trace_files import JsonPart
+from lightning_dataflex.trace_files import JsonPart, ParquetPart
 
 NEEDED = ("step", "kept", "reason", "length")
 """Columns without which a table is no trace."""
@@ -84,9 +84,9 @@ def rates_of(steps: Iterable[StepOfTrace]) -> tuple[list[float], list[list[int]]
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """The traces in a folder: files by their columns, that of rank 0 alone; folders by their name."""
+    """The traces in a folder: files by their columns, that of rank 0 alone; folders by the names in them."""
     files = [each for each in sorted(folder.glob("*.jsonl")) if not re.search(r"\.rank\d+\.jsonl$", each.name)]
-    folders = [each for each in sorted(folder.glob("*.parquet")) if each.is_dir()]
+    folders = [each for each in sorted(folder.glob("*.parquet")) if ParquetPart(each).ranks()]
     return [each for each in files if _is_trace(each)] + folders
 
 
