@@ -91,10 +91,10 @@ def main() -> None:
     docs = Path("quick") if args.quick else DOCS
     docs.mkdir(exist_ok=True)
     shapes = decide.SHAPES[:2] if args.quick else decide.SHAPES
-    decided = list(decide.rows("group_solve_rate" if args.quick else None, 2 if args.quick else 7, "cpu", shapes))
+    decided = list(decide.rows("group_solve_rate" if args.quick else None, 2 if args.quick else 5, "cpu", shapes))
     print("decide.py: done", flush=True)
     prompts = 2 if args.quick else 8
-    times = overhead.measured(2 if args.quick else 20, prompts, "cpu")
+    times = overhead.measured(2 if args.quick else 14, prompts, "cpu")
     print("overhead.py: done", flush=True)
     scaled = list(scale.by_samples(2**16 if args.quick else scale.SAMPLES[-1], 3))
     totals = (2**14,) if args.quick else (2**17, 2**20)
