@@ -119,6 +119,9 @@ class Deciding:
     @property
     def metrics(self) -> dict[str, Any]:
         """The numbers of the step's decisions together."""
+        if len(self._decisions) == 1:
+            # It has summed them up already.
+            return dict(self._decisions[0].metrics)
         return dict(merged([decision.summary for decision in self._decisions]))
 
     @property
