@@ -416,6 +416,7 @@ def test_as_json(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         (["rows.jsonl", "--config", "b.yaml"], "--fields entropies=COLUMN"),
         (["rows.jsonl", "--config", "c.yaml"], "'c.yaml' has no dataflex block"),
         (["rows.jsonl", "--config", "d.yaml"], "decides before a rollout"),
+        (["rows.jsonl", "--config", "f.yaml"], "decides before a rollout"),
         (["rows.jsonl", "--fields", "uid=promt"], "maps uid to 'promt', and the rollouts have no such column. Did you"),
         (["rows.jsonl", "--fields", "uid"], "--fields is 'uid'. Give our names and your columns"),
         (["rows.jsonl", "--fields", "rm_scores=prompt"], "The column for rm_scores holds string. Give one of numbers."),
@@ -436,7 +437,9 @@ def test_what_is_missing_is_said(
         Path(name).write_text('{"a" 1}')
     Path("empty").mkdir()
     tokens = {"mechanism": "select", "scorer": "token_entropy", "actuator": "high_entropy_tokens"}
-    for name, content in (("a", BAND), ("b", tokens), ("c", {}), ("d", {"mechanism": "select", "scorer": "mopps"})):
+    before = {"mechanism": "select", "scorer": "mopps"}
+    screening = {"mechanism": "select", "scorer": "speed", "refill": {"groups": 4}}
+    for name, content in zip("abcdf", (BAND, tokens, {}, before, screening)):
         configured(Path(f"{name}.yaml"), content)
     Path("e.yaml").write_text("!!python/object:os.system {}")
     with pytest.raises(SystemExit):

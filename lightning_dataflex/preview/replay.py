@@ -52,7 +52,7 @@ def preview_of(rollouts: Rollouts, block: Mapping[str, Any], adv_estimator: str 
     Raises:
         ValueError: The block is none, decides before rollouts, or reads what is not there.
     """
-    unread = {"fields": None, "mount": None, "refill": None, "trace": None, "drop": "mask", "trim": False}
+    unread = {"fields": None, "mount": None, "trace": None, "drop": "mask", "trim": False}
     config = DataFlexConfig.of({**block, **{key: value for key, value in unread.items() if key in block}})
     estimator = config.adv_estimator or adv_estimator
     if config.mechanism == "mix":
