@@ -421,6 +421,16 @@ CASES: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
         [],
         r"Line 2 of '.*' is no JSON: ",
     ),
+    "folders": (
+        lambda f: [(f / name).mkdir() for name in ("metrics.csv", "t.jsonl")],
+        [],
+        r"There is no metrics\.csv in",
+    ),
+    "a folder in its place": (
+        lambda f: (write(f, {"dataflex/ess": [1]}), (f / "dataflex-report.html").mkdir()),
+        [],
+        r"'.*dataflex-report\.html' is a folder\. Give the file",
+    ),
     "no page": (lambda f: write(f, {"dataflex/ess": [1]}), ["--out", "a.txt"], r"--out is 'a\.txt'\. Give the file"),
     "no place": (lambda f: write(f, {"dataflex/ess": [1]}), ["--out", "/dev/null/a.html"], r"cannot be written: "),
 }

@@ -27,7 +27,8 @@ def reported(args: Sequence[str]) -> str:
     run = run_in(given.run_dir, given.trace)
     out = Path(given.out) if given.out else run.folder / NAME
     if out.is_dir() or out.suffix not in (".html", ".htm"):
-        raise ValueError(f"--out is {given.out!r}. Give the file of a page, report.html.")
+        what = f"--out is {given.out!r}" if given.out else f"{str(out)!r} is a folder"
+        raise ValueError(f"{what}. Give the file of a page, --out report.html.")
     sections = sections_of(run)
     charts = [chart for section in sections for chart in section.charts]
     try:

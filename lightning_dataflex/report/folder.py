@@ -52,7 +52,7 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
     folder = _folder_with_metrics(top)
     traces = [Path(trace)] if trace else traces_in(folder) or traces_in(top)
     file = folder / METRICS
-    if not file.exists() and not traces:
+    if not file.is_file() and not traces:
         raise ValueError(
             f"There is no {METRICS} in {str(given)!r} or below it, and no trace. Give the folder of a run with a "
             "CSVLogger, as trainer.log_dir names it."
@@ -69,14 +69,14 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
     seen = [each for each in (file, *traces) if each.exists()]
     last = datetime.datetime.fromtimestamp(max(each.stat().st_mtime for each in seen))
     configs = {name: _text(folder / name) for name in CONFIGS if (folder / name).is_file()}
-    metrics = metrics_of(file) if file.exists() else {}
+    metrics = metrics_of(file) if file.is_file() else {}
     return Run(folder, f"{last:%Y-%m-%d %H:%M:%S}", metrics, merged, {k: text for k, text in configs.items() if text})
 
 
 def _folder_with_metrics(top: Path) -> Path:
-    if (top / METRICS).exists():
+    if (top / METRICS).is_file():
         return top
-    found = sorted(file.parent for file in top.rglob(METRICS))
+    found = sorted(file.parent for file in top.rglob(METRICS) if file.is_file())
     if len(found) > 1:
         named = ", ".join(str(each) for each in found[:5])
         raise ValueError(f"There are {len(found)} runs in {str(top)!r}. Give the folder of one: {named}.")
