@@ -64,7 +64,7 @@ def in_brief(batch: RolloutBatch, parts: Iterable[Part]) -> RolloutBatch:
     Tables of tokens are then read once, whatever is done with the columns, which are in main memory.
     """
     lowest = batch.unchecked_mask()
-    columns = joint_columns([part.columns(batch) for part in parts])
+    columns = _told(batch, parts)
     if columns is None:
         batch.check_mask(lowest)
         return batch
@@ -76,6 +76,14 @@ def in_brief(batch: RolloutBatch, parts: Iterable[Part]) -> RolloutBatch:
     found = RolloutBatch(_constants(batch, parts) | brief)
     if "uid" in brief and batch.told_apart.groups is not None:
         found.groups = batch.told_apart.groups
+    return found
+
+
+def _told(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Tensor] | None:
+    """The columns of all parts, of one row per sample each."""
+    found = joint_columns([part.columns(batch) for part in parts])
+    for name, column in (found or {}).items():
+        batch.check_rows(name, column)
     return found
 
 
@@ -92,7 +100,7 @@ def telling_columns(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any
     fields that they require are taken whole.
     """
     found: dict[str, Any] = {"num_tokens": batch.num_tokens.int()}
-    together = joint_columns([part.columns(batch) for part in parts])
+    together = _told(batch, parts)
     if together is not None:
         return found | together
     # A rule that reads whole fields must not find another's numbers under their names.

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def at_home(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors in main memory.
+def at_home(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The same columns, tensors in main memory.
 
     Example:
         >>> at_home({"uid": torch.tensor([7, 8])})
         {'uid': tensor([7, 8])}
     """
-    far = [name for name, column in columns.items() if column.device.type != "cpu"]
+    far = [name for name, column in columns.items() if isinstance(column, Tensor) and column.device.type != "cpu"]
     if not far:
         return dict(columns)
     # The widest numbers first, so that each column starts where its type can be read.

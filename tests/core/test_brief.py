@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,3 +85,13 @@ def test_on_one_process_the_global_batch_is_the_batch() -> None:
     assert world is batch
     assert (rows, list(further), further["place"].tolist()) == (slice(0, 2), ["place"], [5, 6])
     assert global_batch(lambda: batch, [Part("rm_scores")], None, "samples")[2] == {}
+
+
+@pytest.mark.parametrize("told", [in_brief, telling_columns])
+def test_columns_of_an_author_are_any_of_one_row_per_sample(told: Any) -> None:
+    batch = RolloutBatch(BATCH)
+    for values in ([1, 2], np.array([1, 2]), ["a", "b"]):
+        assert list(told(batch, [Part(columns={"x": values})])["x"]) == list(values)
+    for values, shown in ((column(1, 2, 3), "3 rows"), (torch.tensor(1.0), "one value")):
+        with pytest.raises(ValueError, match=f"^x has {shown} but the rollout batch has 2 samples"):
+            told(batch, [Part(columns={"x": values})])
