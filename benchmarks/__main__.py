@@ -94,7 +94,7 @@ def main() -> None:
     decided = list(decide.rows("group_solve_rate" if args.quick else None, 2 if args.quick else 5, "cpu", shapes))
     print("decide.py: done", flush=True)
     prompts = 2 if args.quick else 8
-    times = overhead.measured(2 if args.quick else 14, prompts, "cpu")
+    times = overhead.measured(2 if args.quick else 20, prompts, "cpu")
     print("overhead.py: done", flush=True)
     scaled = list(scale.by_samples(2**16 if args.quick else scale.SAMPLES[-1], 3))
     totals = (2**14,) if args.quick else (2**17, 2**20)
