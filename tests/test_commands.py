@@ -78,6 +78,8 @@ def test_dataflex_commands_are_run_or_parsed_to_their_end(
 @pytest.mark.parametrize("command", of("python "))
 def test_scripts_and_their_options_are_there(command: str) -> None:
     _, script, *options = shlex.split(command)
+    if script == "-m":
+        script = f"{options.pop(0)}/__main__.py"
     source = (ROOT / script).read_text()
     assert all(f'"{option}"' in source for option in options if option.startswith("--"))
 
