@@ -55,6 +55,9 @@ class JsonPart(Part):
     Numbers that are not finite are written as null.
     """
 
+    OTHERS = r"\.rank(\d+)\.jsonl"
+    """How the name of another rank's part ends."""
+
     @property
     def file(self) -> Path:
         return self.path.with_suffix(f".rank{self.rank}.jsonl") if self.rank else self.path
@@ -65,7 +68,7 @@ class JsonPart(Part):
         return [cls(path, rank).file for rank in sorted(cls(path).ranks() - {0})]
 
     def ranks(self) -> set[int]:
-        name = re.compile(re.escape(self.path.stem) + r"\.rank(\d+)\.jsonl")
+        name = re.compile(re.escape(self.path.stem) + self.OTHERS)
         folder = self.path.parent
         found = [name.fullmatch(each.name) for each in folder.iterdir()] if folder.is_dir() else []
         return {int(each[1]) for each in found if each} | ({0} if self.path.exists() else set())

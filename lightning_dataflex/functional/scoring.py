@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_mean, group_std
-from lightning_dataflex.functional.tokens import as_float, num_valid, token_sum
+from lightning_dataflex.functional.tokens import as_float, token_sum
 
 TokenReduction = Literal["mean", "sum", "max"]
 
@@ -30,11 +30,6 @@ def outcome(rewards: Tensor, response_mask: Tensor | None = None, *, length: Ten
         >>> outcome(torch.tensor([[0.0, 1.0, 9.0]]), torch.tensor([[1, 1, 0]]))
         tensor([1.])
     """
-    rewards = as_float(rewards)
-    if response_mask is None:
-        return rewards if rewards.dim() == 1 else rewards.sum(-1)
-    if rewards.dim() == 1:
-        return torch.where((num_valid(response_mask) if length is None else length) > 0, rewards, torch.nan)
     return token_sum(rewards, response_mask, length=length)
 
 

@@ -15,19 +15,18 @@ def token_mean(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
         >>> token_mean(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[1, 1, 0]])), token_mean(torch.tensor([2]))
         (tensor([2.]), tensor([2.]))
     """
-    values = as_float(values)
     if response_mask is None:
-        return values if values.dim() == 1 else values.mean(-1)
-    if values.dim() == 1:
-        return torch.where(num_valid(response_mask) > 0, values, torch.nan)
-    return by_rows(lambda v, m: torch.where(m.bool(), v, 0.0).sum(-1) / m.bool().sum(-1), values, response_mask)
+        return as_float(values) if values.dim() == 1 else as_float(values).mean(-1)
+    length = num_valid(response_mask)
+    total = token_sum(values, response_mask, length=length)
+    return total if values.dim() == 1 else total / length
 
 
 def token_sum(values: Tensor, response_mask: Tensor | None = None, *, length: Tensor | None = None) -> Tensor:
-    """Sum over each sample's valid tokens, (N,); NaN for an empty sample.
+    """Sum over each sample's valid tokens of (N, L) values, or (N,) values as they are; NaN for an empty sample.
 
     Args:
-        values: (N, L).
+        values: (N, L), or (N,).
         response_mask: (N, L); what stands elsewhere is not read.
         length: (N,) the number of valid tokens, where it is known.
 
@@ -35,10 +34,15 @@ def token_sum(values: Tensor, response_mask: Tensor | None = None, *, length: Te
         >>> token_sum(torch.tensor([[1.0, 3.0, torch.nan]]), torch.tensor([[1, 1, 0]]))
         tensor([4.])
     """
+    if values.dim() == 1:
+        total = as_float(values)
+    elif response_mask is None:
+        total = as_float(values).sum(-1)
+    else:
+        total = by_rows(lambda v, mask: torch.where(mask.bool(), as_float(v), 0.0).sum(-1), values, response_mask)
     if response_mask is None:
-        return as_float(values).sum(-1)
+        return total
     length = num_valid(response_mask) if length is None else length
-    total = by_rows(lambda v, mask: torch.where(mask.bool(), as_float(v), 0.0).sum(-1), values, response_mask)
     return torch.where(length > 0, total, torch.nan)
 
 

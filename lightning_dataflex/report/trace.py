@@ -85,7 +85,7 @@ def rates_of(steps: Iterable[StepOfTrace]) -> tuple[list[float], list[list[int]]
 
 def traces_in(folder: Path) -> list[Path]:
     """The traces in a folder: files by their columns, that of rank 0 alone; folders by the names in them."""
-    files = [each for each in sorted(folder.glob("*.jsonl")) if not re.search(r"\.rank\d+\.jsonl$", each.name)]
+    files = [each for each in sorted(folder.glob("*.jsonl")) if not re.search(JsonPart.OTHERS + "$", each.name)]
     folders = [each for each in sorted(folder.glob("*.parquet")) if ParquetPart(each).ranks()]
     return [each for each in files if each.is_file() and _is_trace(each)] + folders
 
