@@ -8,25 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dataflex import RolloutBatch, Scorer, build
+from lightning_dataflex import RolloutBatch, build
 from lightning_dataflex.core.tidy import TidyBatch, fields_screened, placed, scorable, scored
+from tests.given import BATCH, MASK, Given
 
 NAN, INF = float("nan"), float("inf")
-MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
-BATCH = {"x": torch.tensor([1.0, 2.0, 3.0, 4.0]), "response_mask": MASK, "uid": [7, 7, 8, 9]}
-
-
-class Given(Scorer):
-    """Gives what it is told to."""
-
-    requires = ("x",)
-
-    def __init__(self, given: Any = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.given = given
-
-    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Any:
-        return batch["x"] if self.given is None else self.given
 
 
 def tidy(rows: list[bool], **more: Any) -> TidyBatch:

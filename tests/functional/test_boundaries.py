@@ -10,12 +10,9 @@ import pytest
 import torch
 
 from lightning_dataflex.functional import policy, shaping, weighting
+from tests.exact import doubles
 
 NAN, INF = float("nan"), float("inf")
-
-
-def doubles(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 # -- shaping -----------------------------------------------------------------------------------------------------------
