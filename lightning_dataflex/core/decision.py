@@ -15,6 +15,7 @@ from lightning_dataflex.core.numbers import as_numbers
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.summary import Summary, merged, reasons
 from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.tokens import token_mean
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class Decision:
         """
         numbers, scores = self.summary.numbers, self.scores.double()
         if scores.dim() == 2:
-            known = batch.token_mask.to(scores.device) & ~scores.isnan()
-            scores = torch.where(known, scores, 0.0).sum(-1) / known.sum(-1)
+            scores = token_mean(scores, batch.token_mask.to(scores.device) & ~scores.isnan())
         length = numbers["num_tokens"][self.rows]
         columns = {
             "score": scores.to(length.device).float(),

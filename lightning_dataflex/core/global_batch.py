@@ -35,7 +35,7 @@ def global_batch(
 ) -> tuple[RolloutBatch, slice, dict[str, Tensor]]:
     """The samples of all ranks, which of them are this rank's, and further columns. A collective.
 
-    On one process it is the batch itself.
+    On one process it is the batch itself, or what of it the parts have to know; see `in_brief`.
 
     Args:
         local: Gives this rank's batch. An error in it is raised on every rank.

@@ -20,6 +20,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.proportions import matched
+from lightning_dataflex.functional.tokens import token_mean
 from lightning_dataflex.sync import Group, exchanged
 
 
@@ -237,8 +238,7 @@ class Mixture:
         """A score of each sample, (N,), and which samples have a valid token."""
         scores = self.scorer.score(batch, step_id).cpu()
         if scores.dim() == 2:
-            mask = batch.token_mask.cpu()
-            scores = torch.where(mask, scores, 0.0).sum(1) / mask.sum(1)
+            scores = token_mean(scores, batch.token_mask.cpu())
         return scores, (batch.num_tokens > 0).cpu()
 
     def _exchanged_scores(

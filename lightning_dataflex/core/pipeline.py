@@ -222,8 +222,7 @@ class Pipeline:
         readable = scorable(batch, fields_screened(self.actuator)).to(scores.device)
         if not readable.all():
             # What the actuator cannot read has no score either: it is not kept, and counted.
-            missing = ~readable
-            scores = torch.where(missing if scores.dim() == 1 else missing[:, None], torch.nan, scores)
+            scores = torch.where(readable if scores.dim() == 1 else readable[:, None], scores, torch.nan)
         context = {"step_id": step_id, "progress": progress}
         if isinstance(self.actuator, Selector):
             keep = self.actuator.keep(scores, batch, **context)
