@@ -9,7 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_dataflex.functional.groups import group_differs, group_index, group_mean, group_size, group_std
+from lightning_dataflex.functional.groups import (
+    group_differs,
+    group_index,
+    group_mean,
+    group_mean_and_std,
+    group_size,
+    group_std,
+)
 
 
 def grpo_advantages(
@@ -43,10 +50,9 @@ def grpo_advantages(
     """
     valid = _scorable(outcomes, valid)
     group, num_groups = group_index(ids)
-    mean = group_mean(outcomes, group, num_groups, valid)
+    mean, std = group_mean_and_std(outcomes, group, num_groups, valid, correction=correction)
     centred = outcomes.double() - mean[group]
     if scale:
-        std = group_std(outcomes, group, num_groups, valid, correction=correction)
         centred = centred / (std[group] + eps)
     signal = group_differs(outcomes, group, num_groups, valid)[group]
     return _result(torch.where(valid & signal, centred, 0.0), outcomes)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.storage import empty
+
 BLOCK = 2**18
 """Numbers of a table that are worked on at a time."""
-HUGE = 2**22
-"""Bytes from which NumPy, unlike PyTorch, asks Linux for huge pages: such memory is there several times sooner."""
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by their bytes."""
 
 
 def by_rows(function: Callable[..., Tensor], *tables: Tensor) -> Tensor:
@@ -30,9 +30,8 @@ def by_rows(function: Callable[..., Tensor], *tables: Tensor) -> Tensor:
     num_rows, widest = len(tables[0]), max(table.numel() for table in tables)
     if widest <= BLOCK or any(table.device.type != "cpu" for table in tables):
         return function(*tables)
-    size = max(1, BLOCK * num_rows // widest)
     result = None
-    for rows in _slices(num_rows, size):
+    for rows in slices(num_rows, widest // num_rows):
         part = function(*(table[rows] for table in tables))
         if result is None:
             result = empty((num_rows, *part.shape[1:]), part.dtype)
@@ -48,21 +47,54 @@ def blank_padding(values: Tensor, mask: Tensor) -> Tensor:
         >>> blank_padding(torch.tensor([[0.5, torch.nan]]), torch.tensor([[True, False]]))
         tensor([[0.5000, 0.0000]])
     """
-    return by_rows(lambda rows, valid: torch.where(valid, rows, rows.new_zeros(())), values, mask.to(values.device))
+    mask = mask.to(values.device)
+    if values.device.type != "cpu" or values.dtype.itemsize not in BITS or values.requires_grad:
+        return masked(values, mask)
+    result = empty(_shape_of_both(values, mask), values.dtype)
+    if result.numel() <= BLOCK:
+        return masked(values, mask, out=result)
+    for rows in slices(len(result), result.numel() // max(1, len(result))):
+        masked(values[rows], mask[rows], out=result[rows])
+    return result
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor in main memory for values to come.
+def masked(values: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The values, and 0 where the mask is False: `torch.where`, in a third of its time in main memory.
+
+    Args:
+        values: Of any number type, and any shape that goes with that of the mask.
+        mask: bool.
+        out: Where to write them. Only in main memory, and without gradient.
 
     Example:
-        >>> empty((2, 3), torch.bfloat16).shape
-        torch.Size([2, 3])
+        >>> masked(torch.tensor([[0.5], [torch.nan]]), torch.tensor([[True, False], [False, False]]))
+        tensor([[0.5000, 0.0000],
+                [0.0000, 0.0000]])
     """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes < HUGE:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(np.empty(num_bytes, np.uint8)).view(dtype).view(shape)
+    bits = BITS.get(values.dtype.itemsize)
+    if bits is None or values.device.type != "cpu" or values.requires_grad:
+        return torch.where(mask, values, values.new_zeros(()))
+    if out is None:
+        out = empty(_shape_of_both(values, mask), values.dtype)
+    # All bits of what stays and none of the others, NaN or not.
+    if mask.shape == out.shape:
+        out.view(bits).copy_(mask.view(torch.int8)).mul_(values.view(bits))
+    else:
+        torch.bitwise_and(values.view(bits), -mask.view(torch.int8), out=out.view(bits))
+    return out
 
 
-def _slices(num_rows: int, size: int) -> Iterator[slice]:
+def _shape_of_both(one: Tensor, other: Tensor) -> tuple[int, ...]:
+    # `torch.broadcast_shapes` takes as long as a table of tokens.
+    return tuple(torch.broadcast_tensors(one, other)[0].shape)
+
+
+def slices(num_rows: int, width: int) -> Iterator[slice]:
+    """Some rows at a time, so many as have `BLOCK` numbers.
+
+    Example:
+        >>> list(slices(2**18, 2))
+        [slice(0, 131072, None), slice(131072, 262144, None)]
+    """
+    size = max(1, BLOCK // max(1, width))
     return (slice(start, start + size) for start in range(0, num_rows, size))

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
-from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_mean, group_std
-from lightning_dataflex.functional.tokens import as_float, token_sum
+from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_size, group_std
+from lightning_dataflex.functional.tokens import as_float, num_valid, token_sum
 
 TokenReduction = Literal["mean", "sum", "max"]
 
@@ -60,9 +60,9 @@ def solve_rate(outcomes: Tensor, group: Tensor, num_groups: int, *, success_thre
         tensor([0.5000, 0.5000,    nan, 1.0000])
     """
     valid = torch.isfinite(outcomes)
-    solved = is_solved(outcomes, success_threshold).double()
-    rate = group_mean(solved, group, num_groups, valid)[group]
-    return torch.where(valid, rate, torch.nan).to(outcomes.dtype)
+    solved = group_size(group, num_groups, valid & is_solved(outcomes, success_threshold))
+    rate = solved / group_size(group, num_groups, valid)
+    return torch.where(valid, rate[group], torch.nan).to(outcomes.dtype)
 
 
 def reward_variance(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
@@ -121,7 +121,11 @@ def no_signal(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
 
 
 def advantage_magnitude(
-    advantages: Tensor, response_mask: Tensor | None = None, *, reduction: TokenReduction = "mean"
+    advantages: Tensor,
+    response_mask: Tensor | None = None,
+    *,
+    reduction: TokenReduction = "mean",
+    length: Tensor | None = None,
 ) -> Tensor:
     """|A| of each sample, over its valid tokens.
 
@@ -129,6 +133,7 @@ def advantage_magnitude(
         advantages: (N, L), or (N,) for one per sample, which stands for each of its tokens.
         response_mask: (N, L); what stands elsewhere is not read.
         reduction: `mean`, `sum` or `max` over the valid tokens.
+        length: (N,) the number of valid tokens, where it is known.
 
     Returns:
         (N,) float; NaN for a sample without a valid token, and where a valid advantage is NaN.
@@ -143,16 +148,15 @@ def advantage_magnitude(
         return size if size.dim() == 1 else getattr(torch, "amax" if reduction == "max" else reduction)(size, -1)
 
     def magnitudes(advantages: Tensor, mask: Tensor) -> Tensor:
-        valid = mask.bool()
-        sizes = torch.where(valid, as_float(advantages).abs(), 0.0)
-        length = valid.sum(-1)
+        sizes = masked(as_float(advantages), mask.bool()).abs_()
         # A padded column, because the maximum of no tokens at all is an error.
-        reduced = torch.nn.functional.pad(sizes, (0, 1)).amax(-1) if reduction == "max" else sizes.sum(-1)
-        if reduction == "mean":
-            reduced = reduced / length.clamp(min=1)
-        return torch.where(length > 0, reduced, torch.nan)
+        return torch.nn.functional.pad(sizes, (0, 1)).amax(-1) if reduction == "max" else sizes.sum(-1)
 
-    return by_rows(magnitudes, advantages[:, None] if advantages.dim() == 1 else advantages, response_mask)
+    reduced = by_rows(magnitudes, advantages[:, None] if advantages.dim() == 1 else advantages, response_mask)
+    length = num_valid(response_mask) if length is None else length
+    if reduction == "mean":
+        reduced = reduced / length.clamp(min=1)
+    return torch.where(length > 0, reduced, torch.nan)
 
 
 def token_prob(log_probs: Tensor, response_mask: Tensor | None = None) -> Tensor:

@@ -28,7 +28,12 @@ def in_band(scores: Tensor, low: float, high: float, *, closed: bool = False) ->
         tensor([False,  True,  True, False])
     """
     margin = -TOLERANCE if closed else TOLERANCE
-    return by_rows(lambda rows: (rows.double() > low + margin) & (rows.double() < high - margin), scores)
+
+    def inside(rows: Tensor) -> Tensor:
+        exact = rows.double()
+        return (exact > low + margin) & (exact < high - margin)
+
+    return by_rows(inside, scores)
 
 
 def at_least(scores: Tensor, threshold: float, *, strict: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.choices import check_choice
-from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_mean, group_rank
+from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_mean, group_order, group_rank
 from lightning_dataflex.functional.selection import share
 
 Shares = Literal["linear", "softmax"]
@@ -111,10 +111,7 @@ def group_top_k(metric: Tensor, group: Tensor, k: int | Tensor, *, valid: Tensor
         tensor([ True, False,  True,  True])
     """
     eligible = ~metric.isnan() if valid is None else valid & ~metric.isnan()
-    keep = torch.zeros_like(eligible)
-    most = k[eligible] if isinstance(k, Tensor) else k
-    keep[eligible] = group_rank(metric[eligible], group[eligible], descending=True) < most
-    return keep
+    return eligible & (group_rank(torch.where(eligible, metric, torch.nan), group, descending=True) < k)
 
 
 def k_of_difficulty(means: Tensor, seen: Tensor, k: Sequence[int], *, ready_after: int = 4) -> Tensor:
@@ -184,36 +181,39 @@ def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid:
     keep = torch.zeros_like(eligible)
     if not len(index):
         return keep
-    values, group = rewards[index].double(), torch.unique(group[index], return_inverse=True)[1]
-    rank = group_rank(values, group)
+    group = group[index]
     size = torch.bincount(group)
+    if not size.all():
+        group, size = torch.unique(group, return_inverse=True)[1], size[size > 0]
+    # From here on group by group, and in each by reward.
+    order = index[group_order(rewards[index], group)]
+    values, group = rewards[order].double(), torch.repeat_interleave(size)
     num_kept = share(size, keep_fraction)
-    num_low = _num_low(values, group, rank, size, num_kept)
+    num_low = _num_low(values, group, size, num_kept)
+    rank = torch.arange(len(group), device=group.device) - (size.cumsum(0) - size)[group]
     at_the_ends = (rank < num_low[group]) | (rank >= (size - num_kept + num_low)[group])
-    keep[index[_earliest_of_equals(values, group, at_the_ends)]] = True
+    keep[order[_earliest_of_equals(values, group, at_the_ends)]] = True
     return keep
 
 
-def _num_low(values: Tensor, group: Tensor, rank: Tensor, size: Tensor, num_kept: Tensor) -> Tensor:
+def _num_low(values: Tensor, group: Tensor, size: Tensor, num_kept: Tensor) -> Tensor:
     """How many of each group's kept samples come from its low end; of equal variances the most."""
     end = size.cumsum(0)
     start = end - size
-    order = torch.empty_like(rank).scatter_(0, start[group] + rank, torch.arange(len(rank), device=rank.device))
     # Within -1..1 in every group, so that a large reward takes no digits from the sums of the groups after it.
-    ordered, owner_group = values[order], group[order]
-    centred = ordered - ordered[start + size // 2][owner_group]
-    spread = (ordered[end - 1] - ordered[start])[owner_group]
+    centred = values - values[start + size // 2][group]
+    spread = (values[end - 1] - values[start])[group]
     centred = torch.where(spread > 0, centred / spread, 0.0)
 
     candidates = num_kept + 1
     owner = torch.repeat_interleave(torch.arange(len(size), device=size.device), candidates)
     low = torch.arange(len(owner), device=size.device) - (candidates.cumsum(0) - candidates)[owner]
-    n = num_kept[owner]
+    n, first, last = num_kept[owner], start[owner], end[owner]
+    after_low, before_high = first + low, last - (n - low)
 
     def mean(x: Tensor) -> Tensor:
         prefix = torch.nn.functional.pad(x.cumsum(0), (1, 0))
-        ends = prefix[start[owner] + low] - prefix[start[owner]] + prefix[end[owner]] - prefix[end[owner] - (n - low)]
-        return ends / n
+        return (prefix[after_low] - prefix[first] + prefix[last] - prefix[before_high]) / n
 
     variance = mean(centred.square()) - mean(centred).square()
     best = variance.new_full((len(size),), -math.inf).scatter_reduce_(0, owner, variance, "amax")
@@ -223,7 +223,9 @@ def _num_low(values: Tensor, group: Tensor, rank: Tensor, size: Tensor, num_kept
 
 
 def _earliest_of_equals(values: Tensor, group: Tensor, keep: Tensor) -> Tensor:
-    """The same rewards kept, but among equal ones of a group the earliest samples."""
-    run = torch.unique(torch.stack([group.double(), values]), dim=1, return_inverse=True)[1]
-    num_kept = torch.zeros(int(run.max()) + 1, dtype=torch.int64, device=run.device).index_add_(0, run, keep.long())
-    return group_rank(torch.zeros_like(values), run) < num_kept[run]
+    """The same rewards kept, but among equal ones of a group, which stand together, the earliest samples."""
+    starts = torch.ones_like(keep)
+    starts[1:] = (values[1:] != values[:-1]) | (group[1:] != group[:-1])
+    first, run = starts.nonzero().flatten(), starts.cumsum(0) - 1
+    num_kept = torch.zeros_like(first).index_add_(0, run, keep.long())
+    return torch.arange(len(keep), device=keep.device) < (first + num_kept)[run]

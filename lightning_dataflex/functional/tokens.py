@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import by_rows, masked, slices
+from lightning_dataflex.functional.storage import empty
 
 
 def token_mean(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
@@ -39,7 +40,7 @@ def token_sum(values: Tensor, response_mask: Tensor | None = None, *, length: Te
     elif response_mask is None:
         total = as_float(values).sum(-1)
     else:
-        total = by_rows(lambda v, mask: torch.where(mask.bool(), as_float(v), 0.0).sum(-1), values, response_mask)
+        total = by_rows(lambda v, mask: masked(as_float(v), mask.bool()).sum(-1), values, response_mask)
     if response_mask is None:
         return total
     length = num_valid(response_mask) if length is None else length
@@ -53,7 +54,31 @@ def num_valid(response_mask: Tensor) -> Tensor:
         >>> num_valid(torch.tensor([[1, 1], [0, 0]]))
         tensor([2, 0])
     """
-    return by_rows(lambda mask: mask.bool().sum(-1), response_mask)
+    # A sum of float32, exact up to 2^24 tokens, takes half the time of one of truth values.
+    return by_rows(lambda mask: mask.bool().view(torch.int8).float().sum(-1), response_mask).long()
+
+
+def mask_read(response_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The valid tokens (N, L) bool of a mask of numbers, how many each sample has, (N,) int64, and its least number.
+
+    Example:
+        >>> mask_read(torch.tensor([[1, 1], [1, 0]]))
+        (tensor([[ True,  True],
+                [ True, False]]), tensor([2, 1]), tensor(0))
+    """
+    if response_mask.device.type != "cpu":
+        valid = response_mask.bool()
+        return valid, num_valid(valid), response_mask.min()
+    valid, lowest, lengths = empty(tuple(response_mask.shape), torch.bool), [], []
+    for rows in slices(*response_mask.shape):
+        here, inside = response_mask[rows], valid[rows]
+        low, high = here.aminmax()
+        inside.copy_(here)
+        # Of ones and zeros the sum, which takes a third of the time of counting truth values.
+        whole = not here.is_floating_point() and high <= 1
+        lengths.append(here.sum(-1) if whole else num_valid(inside))
+        lowest.append(low)
+    return valid, torch.cat(lengths), torch.stack(lowest).min()
 
 
 def as_float(values: Tensor) -> Tensor:

@@ -62,9 +62,12 @@ class AdvantageMagnitude(Scorer):
         self.agg = agg
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        return scoring.advantage_magnitude(batch.tensor("advantages"), batch.response_mask, reduction=self.agg)
+        return self._magnitude(batch)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor]:
         # |A| of a sample is its own magnitude, whatever the reduction.
-        mask, advantages = batch.response_mask, batch.tensor("advantages")
-        return {"advantages": scoring.advantage_magnitude(advantages, mask, reduction=self.agg)}
+        return {"advantages": self._magnitude(batch)}
+
+    def _magnitude(self, batch: RolloutBatch) -> Tensor:
+        advantages, mask = batch.tensor("advantages"), batch.response_mask
+        return scoring.advantage_magnitude(advantages, mask, reduction=self.agg, length=batch.num_tokens)

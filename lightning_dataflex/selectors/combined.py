@@ -17,7 +17,7 @@ from lightning_dataflex.core.registry import register_selector, registered_name,
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import scored_rows
 from lightning_dataflex.core.scorer import Scorer, scores_on
-from lightning_dataflex.core.tidy import TidyBatch, placed, scorable, scored
+from lightning_dataflex.core.tidy import TidyBatch, scorable, scored
 from lightning_dataflex.functional.choices import shown
 
 
@@ -145,11 +145,11 @@ class _Combined(Selector):
     def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` keeps as a mask. Conditions with their own scorer see what the block's cannot score, too."""
         batch, scores, has_score = scored_rows(batch, scores)
-        rows = (batch.num_tokens > 0).to(scores.device)
-        if not rows.any():
+        tidy = TidyBatch(batch, batch.has_tokens.to(scores.device))
+        if not tidy.num_samples:
             shape = batch.token_mask.shape if self.of_tokens or scores.dim() == 2 else scores.shape
             return torch.zeros(shape, dtype=torch.bool, device=scores.device)
-        keep = placed(self.judged(scores[rows], TidyBatch(batch, rows), **ctx)[0], rows, False)
+        keep = tidy.placed(self.judged(tidy.of_rows(scores), tidy, **ctx)[0], False)
         return keep & has_score if keep.dim() == 1 else keep & has_score[:, None] & batch.token_mask.to(keep.device)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lightning_dataflex.functional import blocks
-from lightning_dataflex.functional.blocks import by_rows, empty
+from lightning_dataflex.functional.blocks import blank_padding, by_rows, masked
+from lightning_dataflex.functional.tokens import mask_read
 
 
 def summed(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -43,12 +44,65 @@ def test_results_have_the_shape_and_type_of_a_block(monkeypatch: pytest.MonkeyPa
     assert by_rows(lambda flat, rows: flat + rows.sum(1), torch.ones(6), table).tolist() == (1 + table.sum(1)).tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("huge", [1, 10**9])
-def test_room_for_values_to_come(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, huge: int) -> None:
-    monkeypatch.setattr(blocks, "HUGE", huge)
-    room = empty((3, 5), dtype)
-    assert (room.shape, room.dtype, room.is_contiguous()) == ((3, 5), dtype, True)
-    room.fill_(1)
-    assert np.asarray(room.float()).sum() == 15
-    assert empty((0, 5), dtype).shape == (0, 5)
+DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64]
+DTYPES += [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex128]
+MASK = torch.tensor([[True, False, True], [False, False, True], [True, True, True], [False, False, False]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wide", [(True, True), (True, False), (False, True)], ids=["both", "values", "mask"])
+@pytest.mark.parametrize("block", [2**18, 4])
+def test_what_is_masked_is_what_where_gives(
+    monkeypatch, dtype: torch.dtype, wide: tuple[bool, bool], block: int
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    numbers = [1.5, -0.0, 3.0, np.nan, np.inf, -np.inf, 0.1, -7.0, 0.0, 2.0, 100.0, np.nan]
+    values = torch.tensor(numbers if dtype.is_floating_point else range(12)).view(4, 3).to(dtype)
+    values, mask = values if wide[0] else values[:, :1], MASK if wide[1] else MASK[:, 1:2]
+    before = values.clone()
+
+    expected = torch.where(mask, values, torch.zeros((), dtype=dtype))
+
+    for got in (masked(values, mask), blank_padding(values, mask), masked(values.T, mask.T).T):
+        assert got.dtype == dtype
+        # To the bit: 0 and -0 are not the same, and NaN is.
+        assert np.array_equal(bits(got), bits(expected))
+    assert np.array_equal(bits(values), bits(before))
+
+
+def bits(values: torch.Tensor) -> np.ndarray:
+    return values.contiguous().view(torch.uint8).numpy()
+
+
+def test_what_has_a_gradient_keeps_it() -> None:
+    values = torch.tensor([[1.0, torch.nan]], requires_grad=True)
+    for function in (masked, blank_padding):
+        (gradient,) = torch.autograd.grad(function(values, torch.tensor([[True, False]])).sum(), values)
+        assert gradient.tolist() == [[1, 0]]
+
+
+def test_a_table_of_no_samples_or_tokens_stays_one() -> None:
+    for shape in ((0, 3), (2, 0)):
+        assert blank_padding(torch.ones(shape), torch.ones(shape, dtype=torch.bool)).shape == shape
+    assert blank_padding(torch.ones(2, 1), torch.ones(2, 0, dtype=torch.bool)).shape == (2, 0)
+
+
+@pytest.mark.parametrize("block", [2**18, 4])
+@pytest.mark.parametrize(
+    ("mask", "lengths", "lowest"),
+    [
+        (torch.tensor([[1, 1, 0], [0, 0, 0], [1, 1, 1]]), [2, 0, 3], 0),
+        (torch.tensor([[1, 1], [1, 1]], dtype=torch.uint8), [2, 2], 1),
+        (torch.tensor([[2, 0], [1, 0], [5, 7]]), [1, 1, 2], 0),
+        (torch.tensor([[1, -1], [1, 0]]), None, -1),
+        (torch.tensor([[0.5, 0.0], [1.0, 1.0]]), [1, 2], 0),
+        (torch.tensor([[0.5, np.nan]]), None, np.nan),
+    ],
+)
+def test_a_mask_is_read_with_its_lengths_and_its_least_number(monkeypatch, block: int, mask, lengths, lowest) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    valid, got, least = mask_read(mask)
+    assert torch.equal(valid, mask != 0)
+    assert lengths is None or got.tolist() == lengths
+    assert got.dtype == torch.int64
+    assert np.array_equal(least.item(), lowest, equal_nan=True)

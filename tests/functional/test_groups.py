@@ -12,6 +12,8 @@ from lightning_dataflex.functional.groups import (
     group_differs,
     group_index,
     group_mean,
+    group_mean_and_std,
+    group_order,
     group_rank,
     group_size,
     group_spread,
@@ -107,3 +109,45 @@ def test_an_infinite_value_differs_from_a_finite_one():
     values = torch.tensor([torch.inf, 0.0, torch.inf, torch.inf])
     differs = group_differs(values, torch.tensor([0, 0, 1, 1]), 2, torch.tensor([True] * 4))
     assert differs[0]
+
+
+SIZES = st.sampled_from([[3], [1] * 5, [4] * 4, [2, 3, 2], [9, 1, 1, 1, 1, 1, 1, 1, 1], [0, 3, 0, 2]])
+
+
+@settings(deadline=None)
+@given(SIZES, st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_samples_in_the_order_of_their_groups_and_values(sizes, draw, descending, shuffled):
+    group = [i for i, size in enumerate(sizes) for _ in range(size)]
+    if shuffled:
+        draw.shuffle(group)
+    values = [draw.choice([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf, np.nan]) for _ in group]
+
+    def place(i: int) -> tuple:
+        value = -values[i] if descending else values[i]
+        return group[i], np.isnan(value), 0 if np.isnan(value) else value, i
+
+    expected = sorted(range(len(group)), key=place)
+
+    order = group_order(torch.tensor(values), torch.tensor(group), descending=descending)
+    rank = group_rank(torch.tensor(values), torch.tensor(group), descending=descending)
+
+    assert order.tolist() == expected
+    assert rank[order].tolist() == [i for size in sizes for i in range(size)]
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.sampled_from([torch.int64, torch.int32, torch.uint8]))
+def test_the_index_of_groups_is_that_of_a_sort(ids, dtype):
+    distinct, expected = np.unique(ids, return_inverse=True)
+    group, num_groups = group_index(torch.tensor(ids, dtype=dtype))
+    assert (group.tolist(), group.dtype, num_groups) == (expected.tolist(), torch.int64, len(distinct))
+
+
+@given(ROWS, st.sampled_from([0, 1]))
+def test_mean_and_deviation_together_are_those_of_each(rows, correction):
+    ids, values, valid = map(torch.from_numpy, columns(rows))
+    group, num_groups = group_index(ids)
+    mean, std = group_mean_and_std(values, group, num_groups, valid, correction=correction)
+    torch.testing.assert_close(mean, group_mean(values, group, num_groups, valid), equal_nan=True)
+    for i in range(num_groups):
+        inside = values[(group == i) & valid].double().numpy()
+        assert std[i] == pytest.approx(inside.std(ddof=correction) if len(inside) > correction else 0)

@@ -1,0 +1,77 @@
+"""Main memory for tables of numbers: what a step has written is used again once nobody reads it.
+
+Memory of a large tensor goes back to the system when the tensor is gone, and the system clears what it gives to the
+next, page by page, which takes several times longer than filling it. PyTorch keeps such memory on accelerators only.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LARGE = 2**19
+"""Bytes from which memory is kept. NumPy asks Linux for huge pages from 2^22 on, which PyTorch does not."""
+ALIGNMENT = 64
+"""Bytes of a line of the processor's cache: numbers that lie across two take longer."""
+MOST_KEPT = 8
+"""Blocks that wait for another use, at most."""
+
+
+@dataclass
+class _Block:
+    memory: np.ndarray
+    used: weakref.ref[np.ndarray]
+    """The part that a tensor reads; gone when no tensor, array or graph refers to it any more."""
+
+
+class _Kept(threading.local):
+    """What a thread has allocated."""
+
+    def __init__(self) -> None:
+        self.blocks: list[_Block] = []
+
+
+_kept = _Kept()
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor in main memory for values to come.
+
+    Example:
+        >>> empty((2, 3), torch.bfloat16).shape
+        torch.Size([2, 3])
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes < LARGE:
+        return torch.empty(shape, dtype=dtype)
+    block = _free_block(num_bytes)
+    part = block.memory[:num_bytes]
+    block.used = weakref.ref(part)
+    return torch.from_numpy(part).view(dtype).view(shape)
+
+
+def _free_block(num_bytes: int) -> _Block:
+    """A block that no tensor reads, the smallest that is large enough and not more than twice that."""
+    free = [block for block in _kept.blocks if block.used() is None]
+    fitting = [block for block in free if num_bytes <= len(block.memory) <= 2 * num_bytes]
+    if fitting:
+        return min(fitting, key=lambda block: len(block.memory))
+    superfluous = free[: max(0, len(free) + 1 - MOST_KEPT)]
+    _kept.blocks = [block for block in _kept.blocks if not any(block is each for each in superfluous)]
+    # In steps of a quarter to an eighth, so that a batch that is a little longer finds what is there.
+    step = 2 ** (num_bytes.bit_length() - 3)
+    memory = _aligned(-(-num_bytes // step) * step)
+    _kept.blocks.append(_Block(memory, weakref.ref(memory)))
+    return _kept.blocks[-1]
+
+
+def _aligned(num_bytes: int) -> np.ndarray:
+    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + num_bytes]
