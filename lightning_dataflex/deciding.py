@@ -78,9 +78,14 @@ class Deciding:
         """The decision on a rollout batch that the loss is to be computed on."""
         decision = self.asked(batch, step)
         self.account(decision.num_kept, step)
-        if self._whole_groups is not None and decision.group_ids is not None:
+        if self._whole_groups is not None and self._several_batches and decision.group_ids is not None:
             self._whole_groups.add(decision.group_ids)
         return decision
+
+    @property
+    def _several_batches(self) -> bool:
+        """Whether an optimiser step has them."""
+        return self._trainer is None or self._trainer.accumulate_grad_batches > 1
 
     def asked(self, batch: RolloutBatch, step: int) -> Decision:
         """The decision on a rollout batch; what it means for the step is still to be accounted for."""

@@ -121,8 +121,8 @@ def test_a_decision_on_samples_needs_no_more_than_one_table_beside_what_it_write
 
 def test_callbacks_of_a_step_tell_ids_apart_once(monkeypatch):
     calls = []
-    real = rollout.distinct_ids
-    monkeypatch.setattr(rollout, "distinct_ids", lambda values, *name: calls.append(values) or real(values, *name))
+    real = rollout.told_apart
+    monkeypatch.setattr(rollout, "told_apart", lambda values, *name: calls.append(values) or real(values, *name))
     batches = [
         batch | {"uid": [f"prompt {uid}" for uid in batch["uid"].tolist()]}
         for batch in (toy.rollout(0), toy.rollout(1))

@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_dataflex.core.domains import DomainStats, DomainSums
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import check_length, checked_index, measure_of, scored_rows, tokens_of
-from lightning_dataflex.core.tidy import TidyBatch, fields_screened, placed
+from lightning_dataflex.core.tidy import TidyBatch, fields_screened
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.choices import check_choice
@@ -121,16 +121,16 @@ class Selector(Actuator):
     def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` keeps as a mask: (N,) bool, or (N, L) for a rule on tokens."""
         batch, scores, rows = scored_rows(batch, scores, fields_screened(self))
-        if not rows.any():
-            return torch.zeros_like(scores, dtype=torch.bool)
         tidy = TidyBatch(batch, rows)
+        if not tidy.num_samples:
+            return torch.zeros_like(scores, dtype=torch.bool)
         kept = torch.as_tensor(self.act(tidy.of_rows(scores), tidy, **ctx), device=scores.device)
         if kept.dtype != torch.bool:
             index = checked_index(self, kept, tidy.num_samples)
             kept = torch.zeros(tidy.num_samples, dtype=torch.bool, device=scores.device)
             kept[index] = True
         check_length(self, kept, tidy)
-        keep = placed(kept, rows, False)
+        keep = tidy.placed(kept, False)
         return keep & batch.response_mask if keep.dim() == 2 and batch.response_mask is not None else keep
 
     def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
@@ -177,9 +177,9 @@ class Reweighter(Actuator):
     def unscaled(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` gives, before it is scaled: finite, and 0 for a sample without a score."""
         batch, scores, rows = scored_rows(batch, scores, fields_screened(self))
-        if not rows.any():
-            return torch.zeros_like(scores if scores.dtype == torch.float64 else scores.float())
         tidy = TidyBatch(batch, rows)
+        if not tidy.num_samples:
+            return torch.zeros_like(scores if scores.dtype == torch.float64 else scores.float())
         weights = torch.as_tensor(self.act(tidy.of_rows(scores), tidy, **ctx)).detach()
         check_length(self, weights, tidy)
         weights = weights if weights.dtype == torch.float64 else weights.float()
@@ -192,7 +192,7 @@ class Reweighter(Actuator):
             if self.normalize == "none":
                 raise ValueError(f"{type(self).__name__} gave an infinite weight. Weights must be finite.")
             weights = finite_weights(weights)
-        return placed(weights, rows, 0.0)
+        return tidy.placed(weights, 0.0)
 
     def warn_all_zero(self) -> None:
         """Say once that the rule's weights are all 0: they would quietly train on nothing."""

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from lightning_dataflex.core.config import Drop
 from lightning_dataflex.core.containers import ORIGINAL
+from lightning_dataflex.core.ids import ToldApart
 from lightning_dataflex.core.numbers import as_numbers
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.summary import Summary, merged, reasons
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import blank_padding, by_rows
 from lightning_dataflex.functional.tokens import token_mean
 
 
@@ -30,7 +31,7 @@ class Decision:
         summary: What became of each sample of the global batch, for the log.
         rows: Which samples of the global batch are this rank's.
         num_kept: Kept samples (or tokens) of the global batch.
-        group_ids: (N,) of the global batch, where it has groups; see `stable_ids`.
+        groups: Those of the global batch, where it has any.
         fell_back: The rule kept nothing anywhere, and every sample that has a score is kept in its place.
     """
 
@@ -41,8 +42,13 @@ class Decision:
     summary: Summary
     rows: slice
     num_kept: int
-    group_ids: Tensor | None = None
+    groups: ToldApart | None = None
     fell_back: bool = False
+
+    @property
+    def group_ids(self) -> Tensor | None:
+        """(N,) of the global batch, where it has groups; see `stable_ids`."""
+        return None if self.groups is None else self.groups.ids
 
     @functools.cached_property
     def metrics(self) -> dict[str, Tensor]:
@@ -91,7 +97,7 @@ class Decision:
             current = as_numbers(batch["response_mask"], "response_mask")
             keep = (self.keep if self.keep.dim() == 2 else self.keep[:, None]).to(current.device, non_blocking=True)
             # What is no valid token is 0 already.
-            updates["response_mask"] = by_rows(lambda k, m: torch.where(k, m, m.new_zeros(())), keep, current)
+            updates["response_mask"] = blank_padding(current, keep)
             updates[ORIGINAL + "response_mask"] = batch.original("response_mask")
         if self.advantages is not None:
             batch.require(["advantages"])

@@ -46,7 +46,11 @@ def global_batch(
     """
     if num_ranks(group) == 1:
         batch = local()
-        return in_brief(batch, parts), slice(0, batch.num_samples), {name: column() for name, column in more.items()}
+        return (
+            in_brief(batch, parts, alone=True),
+            slice(0, batch.num_samples),
+            {name: column() for name, column in more.items()},
+        )
 
     def own() -> tuple[Columns, int]:
         batch = local()
@@ -58,24 +62,31 @@ def global_batch(
     return RolloutBatch(_constants(local(), parts) | columns), rows, further
 
 
-def in_brief(batch: RolloutBatch, parts: Iterable[Part]) -> RolloutBatch:
+def in_brief(batch: RolloutBatch, parts: Iterable[Part], *, alone: bool = False) -> RolloutBatch:
     """What these parts have to know of each sample as a batch of a few columns, where they can say; else the batch.
 
     Tables of tokens are then read once, whatever is done with the columns, which are in main memory.
+
+    Args:
+        batch: That of this rank.
+        parts: What reads it.
+        alone: Whether there is no other rank, so that ids have to tell groups of this batch apart and no others.
     """
     lowest = batch.unchecked_mask()
-    columns = _told(batch, parts)
+    own = rewards_and_groups(batch, alone=alone) | {"num_tokens": batch.num_tokens}
+    columns = _told(batch.alone() if alone else batch, parts)
     if columns is None:
         batch.check_mask(lowest)
         return batch
-    brief = rewards_and_groups(batch) | {"num_tokens": batch.num_tokens} | columns
+    brief = own | columns
+    groups = batch.told_apart.groups if "uid" in brief else None
     if "uid" in brief:
-        brief["uid"] = batch.told_apart.ids
+        brief["uid"] = groups[0] if alone and groups is not None else batch.told_apart.ids
     brief = at_home(brief | ({} if lowest is None else {LOWEST: lowest}))
     batch.check_mask(brief.pop(LOWEST, None))
     found = RolloutBatch(_constants(batch, parts) | brief)
-    if "uid" in brief and batch.told_apart.groups is not None:
-        found.groups = batch.told_apart.groups
+    if groups is not None:
+        found.groups = groups
     return found
 
 
@@ -134,11 +145,11 @@ def joint_columns(columns: Sequence[dict[str, Tensor] | None]) -> dict[str, Tens
     return found
 
 
-def rewards_and_groups(batch: RolloutBatch) -> dict[str, Tensor]:
-    """The reward and the group of each sample, where the batch has them."""
+def rewards_and_groups(batch: RolloutBatch, *, alone: bool = False) -> dict[str, Tensor]:
+    """The reward and the group of each sample, where the batch has them; `alone` as in `in_brief`."""
     found = {}
     if "rm_scores" in batch:
         found["rm_scores"] = batch.outcomes
     if "uid" in batch:
-        found["uid"] = batch.group_ids
+        found["uid"] = (batch.alone() if alone else batch).group_ids
     return found

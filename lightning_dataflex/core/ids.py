@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import itertools
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,47 +38,93 @@ def stable_ids(values: Any, name: str = "uid") -> Tensor:
         >>> first == third, first == second
         (True, False)
     """
-    ids, index = distinct_ids(values, name)
-    return ids if index is None else ids[index]
+    return told_apart(values, name).ids
 
 
-def distinct_ids(values: Any, name: str = "uid") -> tuple[Tensor, Tensor | None]:
-    """The `stable_ids` of the distinct values in the order in which they come first, and which of them each value has.
+@dataclass(frozen=True)
+class ToldApart:
+    """Values, such as the groups of samples, told apart.
 
-    For values that are integers it gives their ids, and None.
+    Attributes:
+        distinct: The distinct ones in the order in which they come first, as texts or as the ids of them; of integers,
+            which it would take a sort to tell apart, all.
+        index: (N,) which of them each value is; None of integers.
+    """
+
+    distinct: list[str] | Tensor
+    index: Tensor | None
+
+    @property
+    def groups(self) -> tuple[Tensor, int] | None:
+        """The dense index (N,) of each, and how many there are; None of integers."""
+        return None if self.index is None else (self.index, len(self.distinct))
+
+    @functools.cached_property
+    def ids(self) -> Tensor:
+        """(N,) int64; see `stable_ids`."""
+        ids = self.distinct
+        if isinstance(ids, list):
+            digests = bytearray().join([_digest("str", text) for text in ids])
+            ids = torch.from_numpy(np.frombuffer(digests, "<i8").astype(np.int64))
+        return ids if self.index is None else ids[self.index]
+
+
+def told_apart(values: Any, name: str = "uid") -> ToldApart:
+    """Values by what they are: see `stable_ids`, of which texts are not hashed before somebody asks.
 
     Example:
-        >>> distinct_ids(["7", "8", "7"])[1], distinct_ids(torch.tensor([7, 8, 7]))
-        (tensor([0, 1, 0]), (tensor([7, 8, 7]), None))
+        >>> told_apart(["7", "8", "7"]).index, told_apart(torch.tensor([7, 8, 7])).ids
+        (tensor([0, 1, 0]), tensor([7, 8, 7]))
     """
     if isinstance(values, (Tensor, np.ndarray)) and values.ndim != 1:
         raise ValueError(f"{name} has shape {tuple(values.shape)}. It must be (samples,).")
     values = dense(values, name) if isinstance(values, Tensor) else values
     if isinstance(values, Tensor) and not values.is_floating_point() and values.dtype != torch.uint64:
-        return values.long(), None
+        return ToldApart(values.long(), None)
     if isinstance(values, np.ndarray) and values.dtype.kind in "biu" and values.dtype.newbyteorder("=") != np.uint64:
-        return torch.from_numpy(values.astype(np.int64, order="C")), None
+        return ToldApart(torch.from_numpy(values.astype(np.int64, order="C")), None)
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        # Samples of a group mostly stand together, and the first of each run says it all.
+        edges = _edges(values)
+        heads = values[edges[:-1]].tolist()
+        if set(map(type, heads)) == {str}:
+            distinct, index = _places(heads, name)
+            return ToldApart(distinct, torch.from_numpy(np.repeat(index.numpy(), edges[1:] - edges[:-1])))
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
-    if any(issubclass(kind, Tensor) for kind in set(map(type, items))):
-        items = [_number(item, name) if isinstance(item, Tensor) else item for item in items]
-    try:
-        distinct: defaultdict[Any, int] = defaultdict(itertools.count().__next__)
-        index = torch.from_numpy(np.fromiter(map(distinct.__getitem__, items), np.int64, len(items)))
-    except (TypeError, RecursionError) as error:
-        raise ValueError(f"{name} holds values that cannot be compared: {error}. Use strings or ints.") from error
+    distinct, index = _places(items, name)
+    if set(map(type, distinct)) == {str}:
+        return ToldApart(distinct, index)
+    if any(isinstance(item, Tensor) for item in distinct):
+        distinct, index = _places([_number(item, name) if isinstance(item, Tensor) else item for item in items], name)
     if None in distinct:
         raise ValueError(f"{name} of sample {items.index(None)} is None. Give every sample the id of its group.")
     if any(item != item for item in distinct):
         raise ValueError(f"{name} holds NaN. Give every sample the id of its group.")
-    if set(map(type, distinct)) == {str}:
-        digests = bytearray().join([_digest("str", item) for item in distinct])
-        return torch.from_numpy(np.frombuffer(digests, "<i8").astype(np.int64)), index
     ids = [_id(_plain(item, name)) for item in distinct]
     # What compares as different and has one text is one group on every rank.
     places = {each: place for place, each in enumerate(dict.fromkeys(ids))}
     if len(places) < len(ids):
         index = torch.tensor([places[each] for each in ids])[index]
-    return torch.tensor(list(places), dtype=torch.int64), index
+    return ToldApart(torch.tensor(list(places), dtype=torch.int64), index)
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+    """Where an array has another value than in the place before, its two ends included."""
+    changes = np.ones(len(values) + 1, bool)
+    # What cannot be compared stands for itself, to be judged by what it is.
+    with contextlib.suppress(Exception):
+        changes[1:-1] = values[1:] != values[:-1]
+    return np.flatnonzero(changes)
+
+
+def _places(items: list[Any], name: str) -> tuple[list[Any], Tensor]:
+    """The distinct items in the order in which they come first, and the place (N,) of each item among them."""
+    try:
+        places: defaultdict[Any, int] = defaultdict(itertools.count().__next__)
+        index = torch.from_numpy(np.fromiter(map(places.__getitem__, items), np.int64, len(items)))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{name} holds values that cannot be compared: {error}. Use strings or ints.") from error
+    return list(places), index
 
 
 def prompt_ids(batch: Any) -> Tensor:

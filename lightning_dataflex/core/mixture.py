@@ -21,7 +21,7 @@ from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.proportions import matched
 from lightning_dataflex.functional.tokens import token_mean
-from lightning_dataflex.sync import Group, exchanged
+from lightning_dataflex.sync import Group, exchanged, num_ranks
 
 
 class Mixture:
@@ -239,13 +239,15 @@ class Mixture:
         scores = self.scorer.score(batch, step_id).cpu()
         if scores.dim() == 2:
             scores = token_mean(scores, batch.token_mask.cpu())
-        return scores, (batch.num_tokens > 0).cpu()
+        return scores, batch.has_tokens.cpu()
 
     def _exchanged_scores(
         self, local: Callable[[], RolloutBatch], domain: Callable[[], Tensor], step_id: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         def own() -> tuple[dict[str, Tensor], int]:
-            scores, valid = self._scores(in_brief(local(), [self.scorer]), step_id)
+            scores, valid = self._scores(
+                in_brief(local(), [self.scorer], alone=num_ranks(self.process_group) == 1), step_id
+            )
             return {"score": scores, "valid": valid, "domain": domain()}, local().num_samples
 
         columns, _ = exchanged(own, self.process_group, self._what)

@@ -54,7 +54,7 @@ def dense(tensor: Tensor, name: str) -> Tensor:
         raise ValueError(not_numeric(name, "it is a quantized tensor"))
     if tensor.is_complex():
         raise ValueError(not_numeric(name, f"it is {tensor.dtype}, not real"))
-    return tensor.detach().resolve_neg()
+    return (tensor.detach() if tensor.requires_grad else tensor).resolve_neg()
 
 
 def check_rows_apart(name: str, tensor: Tensor) -> None:

@@ -15,6 +15,7 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Scope
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.global_batch import global_batch, in_brief
+from lightning_dataflex.core.ids import ToldApart
 from lightning_dataflex.core.memory import memory_of, recall
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
@@ -23,9 +24,9 @@ from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers, scaled
 from lightning_dataflex.core.tidy import fields_screened, scorable, scored
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import blank_padding
 from lightning_dataflex.functional.weighting import rescaled, unit_scale
-from lightning_dataflex.sync import Group, exchanged
+from lightning_dataflex.sync import Group, exchanged, num_ranks
 
 
 class _WholeAdvantages:
@@ -152,7 +153,7 @@ class Pipeline:
         # Read, and for a rule on rows also decided on, inside of the exchange, which tells the other ranks of an error.
         local = functools.cache(lambda: self._read(batch))
         if self.row_wise:
-            brief = functools.cache(lambda: in_brief(local(), self._parts))
+            brief = functools.cache(lambda: in_brief(local(), self._parts, alone=self._alone))
             acted = functools.cache(lambda: self._action(brief(), step_id, progress))
             numbers, rows = self._exchanged(brief, acted)
             action = acted()
@@ -190,7 +191,7 @@ class Pipeline:
 
         @functools.cache
         def acted() -> Action:
-            keep = local().num_tokens > 0
+            keep = local().has_tokens
             return Action(torch.zeros_like(keep, dtype=torch.float32), keep, keep.float())
 
         numbers, rows = self._exchanged(local, acted)
@@ -215,13 +216,14 @@ class Pipeline:
         # What counts each sample once follows from the other numbers.
         by_advantage = self._scales and self._normalize == "abs_advantage"
         measure = measure_of(batch, action.weights, self._normalize) if by_advantage else None
-        return row_numbers(batch, action.keep, action.weights, scored(batch, action.scores), measure)
+        has_score = scored(batch, action.scores)
+        return row_numbers(batch, action.keep, action.weights, has_score, measure, alone=self._alone)
 
     def _action(self, batch: RolloutBatch, step_id: int, progress: float | None) -> Action:
         scores = self.scorer.score(batch, step_id)
-        readable = scorable(batch, fields_screened(self.actuator)).to(scores.device)
-        if not readable.all():
+        if names := fields_screened(self.actuator):
             # What the actuator cannot read has no score either: it is not kept, and counted.
+            readable = scorable(batch, names).to(scores.device)
             scores = torch.where(readable if scores.dim() == 1 else readable[:, None], scores, torch.nan)
         context = {"step_id": step_id, "progress": progress}
         if isinstance(self.actuator, Selector):
@@ -232,6 +234,10 @@ class Pipeline:
             return Action(scores, scored(batch, scores), weights)
         assert isinstance(self.actuator, Mixer)
         raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Mixture.")
+
+    @property
+    def _alone(self) -> bool:
+        return num_ranks(self.process_group) == 1
 
     @property
     def _what(self) -> str:
@@ -266,18 +272,19 @@ class Pipeline:
         self, local: RolloutBatch, action: Action, numbers: RowNumbers, rows: slice, fell_back: bool = False
     ) -> Decision:
         mask = local.token_mask
+        groups = None
+        if "uid" in numbers:
+            groups = local.told_apart if self._alone else ToldApart(numbers["uid"], None)
         weights = action.weights.to(mask.device, non_blocking=True)
         return Decision(
             scores=action.scores,
             keep=action.keep,
-            weights=by_rows(
-                lambda m, w: torch.where(m, w, 0.0).float(), mask, weights if weights.dim() == 2 else weights[:, None]
-            ),
+            weights=blank_padding((weights if weights.dim() == 2 else weights[:, None]).float(), mask),
             advantages=action.advantages,
             summary=Summary(numbers, of_tokens=action.keep.dim() == 2),
             rows=rows,
             num_kept=int(numbers["num_kept"].sum()),
-            group_ids=numbers.get("uid"),
+            groups=groups,
             fell_back=fell_back,
         )
 

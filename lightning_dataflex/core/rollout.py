@@ -5,19 +5,19 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_dataflex.core.containers import ORIGINAL, as_array, as_tensor, copy_with, is_batch, stores, write
-from lightning_dataflex.core.ids import distinct_ids
+from lightning_dataflex.core.ids import ToldApart, told_apart
 from lightning_dataflex.core.numbers import as_numbers, dense
 from lightning_dataflex.functional import scoring
-from lightning_dataflex.functional.blocks import blank_padding, by_rows
+from lightning_dataflex.functional.blocks import blank_padding
 from lightning_dataflex.functional.groups import group_index
-from lightning_dataflex.functional.tokens import num_valid
+from lightning_dataflex.functional.tokens import mask_read, num_valid
 
 FIELDS = (
     "response_mask",
@@ -35,23 +35,20 @@ FIELDS = (
 )
 """The fields of a rollout batch."""
 
-READ_ONCE = ("response_mask", "num_samples", "num_tokens", "outcomes", "group_ids", "groups", "told_apart")
+READ_ONCE = (
+    "response_mask",
+    "num_samples",
+    "num_tokens",
+    "has_tokens",
+    "outcomes",
+    "group_ids",
+    "groups",
+    "told_apart",
+)
 """What a reading remembers of the original fields."""
 
 ALIASES = {"rm_scores": "token_level_scores", "ref_log_probs": "ref_log_prob", "prompt_id": "uid"}
 """The second name under which a batch may carry a field: verl's; prompts whose group is named after them."""
-
-
-class ToldApart(NamedTuple):
-    """The groups of samples.
-
-    Attributes:
-        ids: (N,) int64; see `stable_ids`.
-        groups: The dense index (N,) of each, and how many there are; None where that takes a sort of the ids.
-    """
-
-    ids: Tensor
-    groups: tuple[Tensor, int] | None
 
 
 class RolloutBatch:
@@ -184,7 +181,8 @@ class RolloutBatch:
 
     def original(self, name: str) -> Any:
         """The field as it was before any decision on this batch, None where there is none."""
-        return self.get(ORIGINAL + name, self.get(name))
+        found = self._found(ORIGINAL + name) or self._found(name)
+        return None if found is None else found[0][found[1]]
 
     @functools.cached_property
     def response_mask(self) -> Tensor | None:
@@ -222,12 +220,15 @@ class RolloutBatch:
             raise ValueError(f"response_mask has shape {tuple(mask.shape)}. It must be (samples, response tokens).")
         if mask.dtype == torch.bool:
             return mask, None
-        return by_rows(lambda rows: rows.bool(), mask), mask.aminmax().min if mask.numel() else None
+        if not mask.numel():
+            return mask.bool(), None
+        valid, self.num_tokens, lowest = mask_read(mask)
+        return valid, lowest
 
     @property
     def token_mask(self) -> Tensor:
         """`response_mask`, or for a batch that has none one token per sample, (N, 1)."""
-        return self.num_tokens[:, None] > 0 if self.response_mask is None else self.response_mask
+        return self.has_tokens[:, None] if self.response_mask is None else self.response_mask
 
     @functools.cached_property
     def num_samples(self) -> int:
@@ -247,6 +248,11 @@ class RolloutBatch:
         if "num_tokens" in self:
             return self.tensor("num_tokens").long()
         return torch.ones(self.num_samples, dtype=torch.int64)
+
+    @functools.cached_property
+    def has_tokens(self) -> Tensor:
+        """(N,) bool: the samples with a valid token."""
+        return self.num_tokens > 0
 
     @functools.cached_property
     def outcomes(self) -> Tensor:
@@ -273,8 +279,20 @@ class RolloutBatch:
         if uid is None:
             raise ValueError(self.missing("uid"))
         self.check_rows("uid", uid)
-        ids, index = distinct_ids(uid)
-        return ToldApart(ids, None) if index is None else ToldApart(ids[index], (index, len(ids)))
+        return told_apart(uid)
+
+    def alone(self) -> RolloutBatch:
+        """This reading for those who compare no other batch's groups: `group_ids` are then numbers from 0, not stable.
+
+        Example:
+            >>> RolloutBatch({"uid": ["a", "b", "a"]}).alone().group_ids
+            tensor([0, 1, 0])
+        """
+        if "uid" not in self or self.told_apart.groups is None:
+            return self
+        found = self.after(self.source)
+        found.group_ids, _ = self.groups
+        return found
 
     def _there(self, index: Tensor) -> Tensor:
         # Not waited for: what is copied from is not written to again.

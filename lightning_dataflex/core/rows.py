@@ -24,7 +24,8 @@ def scored_rows(batch: Any, scores: Any, names: Iterable[str] = ()) -> tuple[Rol
     if scores.dim() == 2 and batch.response_mask is not None:
         # What stands in padding tokens is no score, NaN included.
         scores = blank_padding(scores, batch.response_mask)
-    return batch, scores, scored(batch, scores) & scorable(batch, names).to(scores.device)
+    rows = scored(batch, scores)
+    return batch, scores, rows & scorable(batch, names).to(scores.device) if names else rows
 
 
 def checked_index(rule: object, kept: Tensor, num_samples: int) -> Tensor:

@@ -16,7 +16,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from lightning_dataflex.core.figures import histogram
 from lightning_dataflex.core.global_batch import telling_columns
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.tidy import TidyBatch, fields_screened, placed, scorable
+from lightning_dataflex.core.tidy import TidyBatch, fields_screened, scorable
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.packing import joined, packed, unpacked
 from lightning_dataflex.sync import wire
@@ -225,7 +225,7 @@ def scores_on(scorer: Scorer, batch: RolloutBatch, step_id: int, **ctx: Any) -> 
     if not tidy.num_samples:
         shape = batch.token_mask.shape if scorer.granularity == "token" else (len(rows),)
         return torch.full(shape, torch.nan, device=rows.device)
-    return placed(checked_scores(scorer, scorer.score(tidy, step_id, **ctx), tidy), rows, torch.nan)
+    return tidy.placed(checked_scores(scorer, scorer.score(tidy, step_id, **ctx), tidy), torch.nan)
 
 
 def checked_scores(scorer: Scorer, given: Any, batch: TidyBatch) -> Tensor:

@@ -27,7 +27,13 @@ RowNumbers = dict[str, Tensor]
 
 
 def row_numbers(
-    batch: RolloutBatch, keep: Tensor, weights: Tensor, scored: Tensor, measure: Tensor | None = None
+    batch: RolloutBatch,
+    keep: Tensor,
+    weights: Tensor,
+    scored: Tensor,
+    measure: Tensor | None = None,
+    *,
+    alone: bool = False,
 ) -> RowNumbers:
     """A few numbers of each sample, 29 bytes, or 37 with a measure, in place of its tokens.
 
@@ -36,6 +42,7 @@ def row_numbers(
         weights: (N,) or (N, L).
         scored: (N,) bool, the samples that have a score.
         measure: (N,) or (N, L) as the weights, how much each counts in the mean that is to be 1; see `measure_of`.
+        alone: Whether there is no other rank; see `in_brief`.
 
     Returns:
         (N,) each: `num_tokens` valid ones; `num_kept`, of the tokens for a rule on tokens, else 0 or 1;
@@ -50,7 +57,7 @@ def row_numbers(
     if weights.dim() == 2:
         mean, std = by_rows(_mean_and_std, weights, mask).unbind(-1)
     kept = by_rows(lambda k, m: (k & m).sum(-1), keep, mask) if keep.dim() == 2 else keep & (tokens > 0)
-    logged = rewards_and_groups(batch)
+    logged = rewards_and_groups(batch, alone=alone)
     if "rm_scores" in logged:
         logged["rm_scores"] = logged["rm_scores"].float()
     if measure is not None:

@@ -42,7 +42,8 @@ class TidyBatch(RolloutBatch):
 
     def __init__(self, batch: RolloutBatch, rows: Tensor) -> None:
         super().__init__(batch.source, batch.fields)
-        self._whole, self._rows, self._all = batch, rows, bool(rows.all())
+        self._whole, self._rows, self.num_samples = batch, rows, int(rows.sum())
+        self._all = self.num_samples == len(rows)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._whole:
@@ -76,10 +77,6 @@ class TidyBatch(RolloutBatch):
         return self.of_rows(self._whole.response_mask)
 
     @functools.cached_property
-    def num_samples(self) -> int:
-        return int(self._rows.sum())
-
-    @functools.cached_property
     def num_tokens(self) -> Tensor:
         return self.of_rows(self._whole.num_tokens)
 
@@ -105,6 +102,14 @@ class TidyBatch(RolloutBatch):
         index = self._rows.nonzero().flatten().tolist()
         return value[index] if isinstance(value, np.ndarray) else [value[i] for i in index]
 
+    def placed(self, values: Tensor, fill: float) -> Tensor:
+        """Values of the samples that count at their places in the whole batch, `fill` elsewhere."""
+        if self._all:
+            return values
+        whole = torch.full((len(self._rows), *values.shape[1:]), fill, dtype=values.dtype, device=values.device)
+        whole[self._rows.to(values.device)] = values
+        return whole
+
     def _per_token(self, name: str) -> Any:
         value, mask = as_tensor(self[name]), self.response_mask
         if name not in ("rm_scores", "advantages") or mask is None or not isinstance(value, Tensor) or value.dim() != 1:
@@ -116,7 +121,7 @@ class TidyBatch(RolloutBatch):
 
 def scorable(batch: RolloutBatch, names: Iterable[str]) -> Tensor:
     """(N,) bool: the samples that have a valid token and no NaN among the valid values of these fields."""
-    rows = batch.num_tokens > 0
+    rows = batch.has_tokens
     for name in names:
         if name == "rm_scores" and name in batch:
             rows = rows & ~batch.outcomes.isnan().to(rows.device)
@@ -136,16 +141,7 @@ def fields_screened(part: Any) -> Iterable[str]:
 
 def scored(batch: RolloutBatch, scores: Tensor) -> Tensor:
     """(N,) bool: the samples that have a valid token and a score."""
-    return ~unscored(scores) & (batch.num_tokens > 0).to(scores.device)
-
-
-def placed(values: Tensor, rows: Tensor, fill: float) -> Tensor:
-    """Values of the rows that count at their places in the whole batch, `fill` elsewhere."""
-    if bool(rows.all()):
-        return values
-    whole = torch.full((len(rows), *values.shape[1:]), fill, dtype=values.dtype, device=values.device)
-    whole[rows.to(values.device)] = values
-    return whole
+    return ~unscored(scores) & batch.has_tokens.to(scores.device)
 
 
 def _any_nan(value: Tensor, mask: Tensor | None) -> Tensor:

@@ -74,7 +74,10 @@ def test_a_batch_in_brief_has_what_was_said_and_its_settings() -> None:
     brief = in_brief(batch, [Part("rm_scores", "temperature", "nowhere", columns={"x": column(1, 2)})])
     assert (brief["temperature"], brief["x"].tolist(), brief.num_tokens.tolist()) == (0.7, [1, 2], [2, 1])
     assert brief["rm_scores"].tolist() == [1, 0.5]
-    assert brief.groups is batch.told_apart.groups
+    assert brief.groups[0] is batch.told_apart.index
+    assert torch.equal(brief["uid"], batch.group_ids)
+    alone = in_brief(batch, [Part("rm_scores", columns={})], alone=True)
+    assert (alone["uid"].tolist(), alone.groups[1]) == ([0, 1], 2)
     bare = in_brief(RolloutBatch({"response_mask": MASK}), [Part(columns={})])
     assert (bare.keys(), bare.num_samples) == (["num_tokens"], 2)
 

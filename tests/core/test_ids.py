@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dataflex import RolloutBatch
+from lightning_dataflex import Pipeline, RolloutBatch
+from lightning_dataflex.core import ids
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.history import PromptHistory, Visits
-from lightning_dataflex.core.ids import prompt_ids, stable_ids
+from lightning_dataflex.core.ids import prompt_ids, stable_ids, told_apart
 from lightning_dataflex.core.prompt_scorer import PromptScorer
 from lightning_dataflex.core.summary import REASONS, Summary
 
@@ -63,6 +64,49 @@ def test_other_ids_are_hashes_of_type_and_text() -> None:
     assert stable_ids([]).tolist() == []
     assert prompt_ids({"prompt_id": [5]}).tolist() == [5]
     assert stable_ids([2**9_999])[0] != 0
+
+
+TEXTS = ["b", "b", "a", "b", "c", "c", "a"]
+
+
+@pytest.mark.parametrize("values", [TEXTS, np.array(TEXTS, dtype=object), np.array(TEXTS), tuple(TEXTS)], ids=type)
+def test_texts_are_told_apart_in_the_order_in_which_they_come_first(values: Any) -> None:
+    told = told_apart(values)
+    assert (list(told.distinct), told.index.tolist(), told.groups[1]) == (["b", "a", "c"], [0, 0, 1, 0, 2, 2, 1], 3)
+    assert told.ids.tolist() == [stable_ids([text]).item() for text in TEXTS]
+
+
+def test_arrays_of_anything_are_told_apart_as_lists_are() -> None:
+    mixed: list[Any] = ["a", 7, 7.0, ("x", 1), ("x", 1), "a", True, 1, torch.tensor(7)]
+    array = np.empty(len(mixed), dtype=object)
+    array[:] = mixed
+    told, expected = told_apart(array), told_apart(mixed)
+    assert (told.ids.tolist(), told.index.tolist()) == (expected.ids.tolist(), expected.index.tolist())
+    assert told_apart(np.empty(0, dtype=object)).ids.tolist() == []
+    array[3] = np.ones(2)
+    with pytest.raises(ValueError, match="uid holds values that cannot be compared"):
+        told_apart(array)
+
+
+def test_texts_are_hashed_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ids, "_digest", lambda kind, item: pytest.fail(f"{item} is hashed."))
+    batch = {"rm_scores": torch.tensor([1.0, 0.0]), "uid": ["a", "a"], "response_mask": MASK}
+    decision = build_pipeline().decide(batch)
+    assert (decision.keep.tolist(), decision.metrics["frac_zero_std"]) == ([True, True], 0)
+    with pytest.raises(pytest.fail.Exception, match="a is hashed"):
+        decision.group_ids  # noqa: B018
+
+
+def build_pipeline() -> Pipeline:
+    return Pipeline.from_config({"mechanism": "select", "actuator": "threshold_band"}, adv_estimator="grpo")
+
+
+def test_groups_that_are_numbered_are_those_of_one_batch() -> None:
+    batch = read(uid=["b", "a"])
+    assert batch.alone().group_ids.tolist() == [0, 1]
+    assert batch.group_ids.tolist() == stable_ids(["b", "a"]).tolist()
+    for same in (read(uid=torch.tensor([7, 8])), read()):
+        assert same.alone() is same
 
 
 @pytest.mark.parametrize(

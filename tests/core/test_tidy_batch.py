@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_dataflex import RolloutBatch, build
-from lightning_dataflex.core.tidy import TidyBatch, fields_screened, placed, scorable, scored
+from lightning_dataflex.core.tidy import TidyBatch, fields_screened, scorable, scored
 from tests.given import BATCH, MASK, Given
 
 NAN, INF = float("nan"), float("inf")
@@ -85,9 +85,9 @@ def test_samples_that_can_be_scored_have_a_token_and_no_nan() -> None:
 
 
 def test_values_are_put_back_in_place() -> None:
-    rows = torch.tensor([False, True, True, False])
-    assert placed(torch.tensor([1.0, 2.0]), rows, 7.0).tolist() == [7, 1, 2, 7]
-    assert placed(torch.ones(2, 2), rows, 0.0).tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
-    assert placed(torch.tensor([True, True]), rows, False).tolist() == [False, True, True, False]
-    whole = torch.ones(2)
-    assert placed(whole, torch.ones(2).bool(), 0.0) is whole
+    some = tidy([False, True, True, False])
+    assert some.placed(torch.tensor([1.0, 2.0]), 7.0).tolist() == [7, 1, 2, 7]
+    assert some.placed(torch.ones(2, 2), 0.0).tolist() == [[0, 0], [1, 1], [1, 1], [0, 0]]
+    assert some.placed(torch.tensor([True, True]), False).tolist() == [False, True, True, False]
+    whole = torch.ones(4)
+    assert tidy([True] * 4).placed(whole, 0.0) is whole
