@@ -11,6 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lightning_dataflex.functional.storage import places_in_use
+
 
 class Counted(TorchDispatchMode):
     """Counts the numbers that the operations of PyTorch read and write, and the bytes that live at a time.
@@ -25,13 +27,19 @@ class Counted(TorchDispatchMode):
         self.num_numbers = self.most_bytes = 0
         self._known: dict[int, StorageWeakRef] = {}
         self._new: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._places_before = places_in_use()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
         for tensor in given:
-            key = tensor.untyped_storage()._cdata
-            if key not in self._new:
-                self._known.setdefault(key, StorageWeakRef(tensor.untyped_storage()))
+            storage = tensor.untyped_storage()
+            if storage._cdata in self._new or storage._cdata in self._known:
+                continue
+            # What PyTorch has not allocated is seen when it is read.
+            if storage.data_ptr() in places_in_use() - self._places_before:
+                self._new[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+            else:
+                self._known[storage._cdata] = StorageWeakRef(storage)
         result = func(*args, **(kwargs or {}))
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         if not func.is_view:

@@ -15,7 +15,7 @@ from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import check_length, checked_index, measure_of, scored_rows, tokens_of
 from lightning_dataflex.core.tidy import TidyBatch, fields_screened
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.weighting import finite_weights, mean_one
 
@@ -120,7 +120,10 @@ class Selector(Actuator):
 
     def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` keeps as a mask: (N,) bool, or (N, L) for a rule on tokens."""
-        batch, scores, rows = scored_rows(batch, scores, fields_screened(self))
+        return self.kept(*scored_rows(batch, scores, fields_screened(self)), **ctx)
+
+    def kept(self, batch: RolloutBatch, scores: Tensor, rows: Tensor, **ctx: Any) -> Tensor:
+        """As `keep`, of scores that are 0 in padding, where it is known which rows have one and can be read."""
         tidy = TidyBatch(batch, rows)
         if not tidy.num_samples:
             return torch.zeros_like(scores, dtype=torch.bool)
@@ -175,8 +178,11 @@ class Reweighter(Actuator):
         check_choice(f"{cls.__name__}.normalize", cls.normalize, Normalize)
 
     def unscaled(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
-        """What `act` gives, before it is scaled: finite, and 0 for a sample without a score."""
-        batch, scores, rows = scored_rows(batch, scores, fields_screened(self))
+        """What `act` gives, before it is scaled: finite, and 0 in padding and for a sample without a score."""
+        return self.weighed(*scored_rows(batch, scores, fields_screened(self)), **ctx)
+
+    def weighed(self, batch: RolloutBatch, scores: Tensor, rows: Tensor, **ctx: Any) -> Tensor:
+        """As `unscaled`, of scores that are 0 in padding, where it is known which rows have one and can be read."""
         tidy = TidyBatch(batch, rows)
         if not tidy.num_samples:
             return torch.zeros_like(scores if scores.dtype == torch.float64 else scores.float())
@@ -184,7 +190,7 @@ class Reweighter(Actuator):
         check_length(self, weights, tidy)
         weights = weights if weights.dtype == torch.float64 else weights.float()
         valid = tidy.token_mask if weights.dim() == 2 else torch.ones_like(weights, dtype=torch.bool)
-        weights = by_rows(lambda w, v: torch.where(v & ~w.isnan(), w, 0.0), weights, valid.to(weights.device))
+        weights = by_rows(lambda w, v: masked(w, v & ~w.isnan()), weights, valid.to(weights.device))
         low, high = weights.aminmax()
         if low < 0:
             raise ValueError(f"{type(self).__name__}.act gave a weight of {float(low)}. Weights must be >= 0.")
@@ -201,7 +207,7 @@ class Reweighter(Actuator):
 
 def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
     batch, scores, rows = scored_rows(batch, scores, fields_screened(self))
-    weights = self.unscaled(scores, batch, **ctx)
+    weights = self.weighed(batch, scores, rows, **ctx)
     if self.normalize == "none":
         return weights
     there = rows if weights.dim() == 1 else rows[:, None]

@@ -45,6 +45,7 @@ class Action:
     scores: Tensor
     keep: Tensor
     weights: Tensor
+    scored: Tensor
     advantages: Tensor | None = None
 
     def of(self, rows: slice, num_tokens: int) -> Action:
@@ -53,11 +54,12 @@ class Action:
         def part(value: Tensor) -> Tensor:
             if value.dim() == 1:
                 return value[rows]
+            missing = num_tokens - value.shape[1]
             # Nobody has asked for the width of a rank without samples.
-            return torch.nn.functional.pad(value[rows, :num_tokens], (0, max(0, num_tokens - value.shape[1])))
+            return torch.nn.functional.pad(value[rows], (0, missing)) if missing > 0 else value[rows, :num_tokens]
 
         advantages = None if self.advantages is None else self.advantages[rows]
-        return Action(part(self.scores), part(self.keep), part(self.weights), advantages)
+        return Action(part(self.scores), part(self.keep), part(self.weights), self.scored[rows], advantages)
 
 
 class Pipeline:
@@ -166,7 +168,7 @@ class Pipeline:
         fell_back = keep_all_if_empty and not numbers["num_kept"].any()
         if fell_back:
             keep = numbers["scored"][rows]
-            action, numbers = Action(action.scores, keep, keep.float()), counting_alike(numbers)
+            action, numbers = Action(action.scores, keep, keep.float(), keep), counting_alike(numbers)
         elif isinstance(self.actuator, Reweighter) and not self._scales:
             if numbers["scored"].any() and not numbers["weight_mean"].any():
                 warn_once(
@@ -192,7 +194,7 @@ class Pipeline:
         @functools.cache
         def acted() -> Action:
             keep = local().has_tokens
-            return Action(torch.zeros_like(keep, dtype=torch.float32), keep, keep.float())
+            return Action(torch.zeros_like(keep, dtype=torch.float32), keep, keep.float(), keep)
 
         numbers, rows = self._exchanged(local, acted)
         return self._decision(local(), acted(), numbers, rows)
@@ -216,8 +218,7 @@ class Pipeline:
         # What counts each sample once follows from the other numbers.
         by_advantage = self._scales and self._normalize == "abs_advantage"
         measure = measure_of(batch, action.weights, self._normalize) if by_advantage else None
-        has_score = scored(batch, action.scores)
-        return row_numbers(batch, action.keep, action.weights, has_score, measure, alone=self._alone)
+        return row_numbers(batch, action.keep, action.weights, action.scored, measure, alone=self._alone)
 
     def _action(self, batch: RolloutBatch, step_id: int, progress: float | None) -> Action:
         scores = self.scorer.score(batch, step_id)
@@ -225,13 +226,14 @@ class Pipeline:
             # What the actuator cannot read has no score either: it is not kept, and counted.
             readable = scorable(batch, names).to(scores.device)
             scores = torch.where(readable if scores.dim() == 1 else readable[:, None], scores, torch.nan)
-        context = {"step_id": step_id, "progress": progress}
+        context, rows = {"step_id": step_id, "progress": progress}, scored(batch, scores)
         if isinstance(self.actuator, Selector):
-            keep = self.actuator.keep(scores, batch, **context)
-            return Action(scores, keep, keep, self.actuator.advantages(keep, batch))
+            keep = self.actuator.kept(batch, scores, rows, **context)
+            return Action(scores, keep, keep, rows, self.actuator.advantages(keep, batch))
         if isinstance(self.actuator, Reweighter):
-            weights = (self.actuator.unscaled if self._scales else self.actuator.act)(scores, batch, **context)
-            return Action(scores, scored(batch, scores), weights)
+            if self._scales or self._normalize == "none":
+                return Action(scores, rows, self.actuator.weighed(batch, scores, rows, **context), rows)
+            return Action(scores, rows, self.actuator.act(scores, batch, **context), rows)
         assert isinstance(self.actuator, Mixer)
         raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Mixture.")
 
@@ -279,7 +281,8 @@ class Pipeline:
         return Decision(
             scores=action.scores,
             keep=action.keep,
-            weights=blank_padding((weights if weights.dim() == 2 else weights[:, None]).float(), mask),
+            # Those of tokens are 0 in padding already.
+            weights=weights.float() if weights.dim() == 2 else blank_padding(weights[:, None].float(), mask),
             advantages=action.advantages,
             summary=Summary(numbers, of_tokens=action.keep.dim() == 2),
             rows=rows,

@@ -18,6 +18,7 @@ from lightning_dataflex.core.global_batch import telling_columns
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.tidy import TidyBatch, fields_screened, scorable
 from lightning_dataflex.core.warn import warn_once
+from lightning_dataflex.functional.blocks import blank_padding
 from lightning_dataflex.packing import joined, packed, unpacked
 from lightning_dataflex.sync import wire
 
@@ -246,7 +247,7 @@ def checked_scores(scorer: Scorer, given: Any, batch: TidyBatch) -> Tensor:
             f"are {shape}. Return those, or declare another granularity."
         )
     if scores.dim() == 2 and batch.response_mask is not None:
-        scores = torch.where(batch.response_mask.to(scores.device), scores, torch.zeros_like(scores))
+        scores = blank_padding(scores, batch.response_mask)
     return scores if scores.dtype == torch.float64 else scores.float()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.global_batch import rewards_and_groups
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.groups import group_index, group_mean, group_sum
 from lightning_dataflex.functional.scoring import no_signal
 from lightning_dataflex.functional.tokens import num_valid
@@ -52,11 +52,16 @@ def row_numbers(
     tokens = batch.num_tokens.to(weights.device)
     if weights.dim() == 2 or keep.dim() == 2:
         mask = batch.token_mask.to(weights.device)
-        tokens = num_valid(mask)
-    mean, std = weights.double(), torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
-    if weights.dim() == 2:
+        # A batch that says how many tokens there are and not which has one weight for all of them.
+        tokens = num_valid(mask) if batch.response_mask is None else tokens
+    kept = by_rows(lambda k, m: num_valid(k & m), keep, mask) if keep.dim() == 2 else keep & (tokens > 0)
+    if weights.dim() == 1:
+        mean, std = weights.double(), torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
+    elif weights.dtype == torch.bool:
+        mean = kept.double() / tokens.clamp(min=1)
+        std = (mean * (1 - mean)).sqrt()
+    else:
         mean, std = by_rows(_mean_and_std, weights, mask).unbind(-1)
-    kept = by_rows(lambda k, m: (k & m).sum(-1), keep, mask) if keep.dim() == 2 else keep & (tokens > 0)
     logged = rewards_and_groups(batch, alone=alone)
     if "rm_scores" in logged:
         logged["rm_scores"] = logged["rm_scores"].float()
@@ -73,9 +78,9 @@ def row_numbers(
 
 
 def _mean_and_std(weights: Tensor, mask: Tensor) -> Tensor:
-    exact, num = torch.where(mask, weights.double(), 0.0), mask.sum(-1).clamp(min=1)
+    exact, num = masked(weights, mask).double(), num_valid(mask).clamp(min=1)
     mean = exact.sum(-1) / num
-    deviations = torch.where(mask, exact - mean[:, None], 0.0)
+    deviations = masked(exact - mean[:, None], mask)
     return torch.stack([mean, (deviations.square().sum(-1) / num).sqrt()], -1)
 
 

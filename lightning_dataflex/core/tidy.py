@@ -17,9 +17,10 @@ from torch import Tensor
 from lightning_dataflex.core.containers import as_tensor
 from lightning_dataflex.core.numbers import dense
 from lightning_dataflex.core.rollout import FieldView, RolloutBatch, is_per_sample
-from lightning_dataflex.functional.blocks import blank_padding, by_rows
+from lightning_dataflex.functional.blocks import blank_padding
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.scoring import unscored
+from lightning_dataflex.functional.tokens import any_nan
 
 
 class TidyBatch(RolloutBatch):
@@ -110,6 +111,10 @@ class TidyBatch(RolloutBatch):
         whole[self._rows.to(values.device)] = values
         return whole
 
+    def tokens(self, name: str) -> Tensor:
+        """A field of token numbers as a tensor (N, L), with anything in padding: for who reads it with the mask."""
+        return self.of_rows(self._whole.tokens(name))
+
     def _per_token(self, name: str) -> Any:
         value, mask = as_tensor(self[name]), self.response_mask
         if name not in ("rm_scores", "advantages") or mask is None or not isinstance(value, Tensor) or value.dim() != 1:
@@ -130,7 +135,9 @@ def scorable(batch: RolloutBatch, names: Iterable[str]) -> Tensor:
         if isinstance(value, Tensor) and value.dim() and value.is_floating_point() and name != "uid":
             value = dense(value, name)
             batch.check_rows(name, value)
-            rows = rows & ~_any_nan(value, batch.response_mask).to(rows.device)
+            mask = batch.response_mask
+            inside = mask.to(value.device) if mask is not None and mask.shape == value.shape else None
+            rows = rows & ~any_nan(value if value.dim() > 1 else value[:, None], inside).to(rows.device)
     return rows
 
 
@@ -142,11 +149,3 @@ def fields_screened(part: Any) -> Iterable[str]:
 def scored(batch: RolloutBatch, scores: Tensor) -> Tensor:
     """(N,) bool: the samples that have a valid token and a score."""
     return ~unscored(scores) & batch.has_tokens.to(scores.device)
-
-
-def _any_nan(value: Tensor, mask: Tensor | None) -> Tensor:
-    if value.dim() == 1:
-        return value.isnan()
-    if mask is None or mask.shape != value.shape:
-        return by_rows(lambda rows: rows.isnan().flatten(1).sum(-1) > 0, value)
-    return by_rows(lambda rows, valid: (rows.isnan() & valid).sum(-1) > 0, value, mask.to(value.device))

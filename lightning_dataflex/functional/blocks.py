@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ def by_rows(function: Callable[..., Tensor], *tables: Tensor) -> Tensor:
 
     Args:
         function: Of so many rows of each table, (n, ...) each, to (n, ...). A row's result depends on that row alone.
-        tables: (N, ...) each. On an accelerator, where a block would be too little to do, they are given whole.
+        tables: (N, ...) each. On an accelerator, where a block would be too little to do, they are given whole, and so
+            are those that have a gradient.
 
     Example:
         >>> by_rows(lambda rewards, mask: torch.where(mask, rewards, 0.0).sum(-1), torch.tensor([[1.0, 2.0]]),
@@ -28,7 +29,7 @@ def by_rows(function: Callable[..., Tensor], *tables: Tensor) -> Tensor:
         tensor([1.])
     """
     num_rows, widest = len(tables[0]), max(table.numel() for table in tables)
-    if widest <= BLOCK or any(table.device.type != "cpu" for table in tables):
+    if widest <= BLOCK or any(table.device.type != "cpu" or table.requires_grad for table in tables):
         return function(*tables)
     result = None
     for rows in slices(num_rows, widest // num_rows):
@@ -98,3 +99,20 @@ def slices(num_rows: int, width: int) -> Iterator[slice]:
     """
     size = max(1, BLOCK // max(1, width))
     return (slice(start, start + size) for start in range(0, num_rows, size))
+
+
+def whole_slices(sizes: Iterable[int], width: int) -> Iterator[slice]:
+    """As `slices`, of rows of which so many belong together, one after the other: at least so many as `slices` gives.
+
+    Example:
+        >>> list(whole_slices([3, 2**18, 1], 1))
+        [slice(0, 262147, None), slice(262147, 262148, None)]
+    """
+    start = stop = 0
+    for size in sizes:
+        stop += size
+        if (stop - start) * width >= BLOCK:
+            yield slice(start, stop)
+            start = stop
+    if start < stop:
+        yield slice(start, stop)

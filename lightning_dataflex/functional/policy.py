@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.loss import MAX_LOG_RATIO, KLEstimator, token_kl
-from lightning_dataflex.functional.tokens import as_float
+from lightning_dataflex.functional.tokens import as_float, num_valid
 
 Level = Literal["token", "sequence", "geometric"]
 """Of each token; the product over a response; its geometric mean."""
@@ -25,7 +25,11 @@ def kl_to(log_probs: Tensor, other: Tensor, response_mask: Tensor, estimator: KL
         >>> kl_to(torch.tensor([[0.0, -1.0]]), torch.tensor([[0.0, -2.0]]), torch.tensor([[1, 1]]), "k1")
         tensor([[0., 1.]])
     """
-    return torch.where(response_mask.bool(), token_kl(log_ratio(log_probs, other), estimator), 0.0)
+
+    def kl(log_probs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+        return masked(token_kl(log_ratio(log_probs, other), estimator), mask.bool())
+
+    return by_rows(kl, log_probs, other, response_mask)
 
 
 def importance_ratio(log_ratios: Tensor, response_mask: Tensor, level: Level = "token") -> Tensor:
@@ -46,13 +50,17 @@ def importance_ratio(log_ratios: Tensor, response_mask: Tensor, level: Level = "
         (tensor([[1., 3., 0.]]), tensor([3.]))
     """
     check_choice("level", level, Level)
-    valid = response_mask.bool()
-    log_ratios = torch.where(valid, as_float(log_ratios), 0.0)
-    if level == "token":
-        return torch.where(valid, log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 0.0)
-    total = log_ratios.sum(1)
-    total = total / valid.sum(1).clamp(min=1) if level == "geometric" else total
-    return total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+    def ratio(log_ratios: Tensor, mask: Tensor) -> Tensor:
+        valid = mask.bool()
+        log_ratios = masked(as_float(log_ratios), valid)
+        if level == "token":
+            return masked(log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), valid)
+        total = log_ratios.sum(1)
+        total = total / num_valid(valid).clamp(min=1) if level == "geometric" else total
+        return total.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+    return by_rows(ratio, log_ratios, response_mask)
 
 
 def log_ratio(log_probs: Tensor, other: Tensor) -> Tensor:
@@ -62,5 +70,9 @@ def log_ratio(log_probs: Tensor, other: Tensor) -> Tensor:
         >>> log_ratio(torch.tensor([-1.0, -torch.inf]), torch.tensor([-2.0, -torch.inf]))
         tensor([1., 0.])
     """
-    log_probs, other = as_float(log_probs), as_float(other)
-    return torch.where(log_probs == other, 0.0, log_probs - other)
+
+    def difference(log_probs: Tensor, other: Tensor) -> Tensor:
+        log_probs, other = as_float(log_probs), as_float(other)
+        return masked(log_probs - other, log_probs != other)
+
+    return by_rows(difference, log_probs, other)

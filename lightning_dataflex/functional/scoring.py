@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_size, group_std
-from lightning_dataflex.functional.tokens import as_float, num_valid, token_sum
+from lightning_dataflex.functional.tokens import any_nan, as_float, num_valid, token_sum
 
 TokenReduction = Literal["mean", "sum", "max"]
 
@@ -168,7 +168,7 @@ def token_prob(log_probs: Tensor, response_mask: Tensor | None = None) -> Tensor
     """
     if response_mask is None:
         return as_float(log_probs).exp()
-    return by_rows(lambda x, mask: torch.where(mask.bool(), as_float(x).exp(), 0.0), log_probs, response_mask)
+    return by_rows(lambda x, mask: masked(as_float(x).exp(), mask.bool()), log_probs, response_mask)
 
 
 def trajectory_alignment(rates: Tensor, baseline: Tensor | None = None) -> Tensor:
@@ -222,6 +222,4 @@ def unscored(scores: Tensor) -> Tensor:
     """
     if scores.dim() == 1:
         return scores.isnan()
-    # A sum over a row is NaN for one NaN, and for infinite scores of both signs.
-    odd = by_rows(lambda rows: rows.sum(-1, dtype=torch.float64), scores).isnan()
-    return odd & by_rows(lambda rows: rows.isnan().sum(-1) > 0, scores) if odd.any() else odd
+    return any_nan(scores)

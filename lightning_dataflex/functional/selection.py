@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.groups import TOLERANCE
+from lightning_dataflex.functional.tokens import flat_values
 from lightning_dataflex.functional.weighting import quantile
 
 
@@ -115,8 +116,8 @@ def top_tokens(scores: Tensor, response_mask: Tensor, fraction: float) -> Tensor
         tensor([[False,  True, False, False]])
     """
     valid = by_rows(lambda mask, rows: mask.bool() & ~rows.isnan(), response_mask, scores)
-    values = scores[valid]
+    values = flat_values(scores, valid)
     if not len(values):
         return torch.zeros_like(valid)
-    lowest = quantile(values, 1 - fraction)
+    lowest = quantile(values, 1 - fraction, overwrite_input=True)
     return by_rows(lambda inside, rows: inside & (rows >= lowest), valid, scores)

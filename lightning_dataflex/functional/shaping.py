@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import by_rows, masked, whole_slices
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.groups import TOLERANCE, group_rank, group_size
+from lightning_dataflex.functional.storage import empty
 from lightning_dataflex.functional.weighting import FLOAT_MAX, softmax
 
 ENTROPY_EPS = 1e-8
@@ -158,21 +159,27 @@ def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solve
         tensor([[1.1500],
                 [1.0500]])
     """
-    side = group * 2 + solved
-    num_sides = int(side.max()) + 1 if len(side) else 0
 
-    def at_places(entropies: Tensor, valid: Tensor) -> Tensor:
-        exact = torch.where(valid, entropies.double(), 0.0).clamp(min=0, max=FLOAT_MAX)
-        size = torch.where(valid, torch.where(solved, exact, 1 / (exact + ENTROPY_EPS)), 0.0)
-        empty = size.new_zeros(len(size), num_sides)
-        total = empty.index_add(1, side, size)[:, side]
-        count = empty.index_add(1, side, valid.double())[:, side]
+    def among(entropies: Tensor, valid: Tensor, solved: Tensor, side: Tensor) -> Tensor:
+        exact = masked(entropies, valid).double().clamp(min=0, max=FLOAT_MAX)
+        size = masked(torch.where(solved[:, None], exact, 1 / (exact + ENTROPY_EPS)), valid)
+        none = size.new_zeros(int(side[-1]) + 1, size.shape[1])
+        total, count = none.index_add(0, side, size), none.index_add(0, side, valid.double())
+        scale = torch.where(total > 0, amount * count / total, 0.0)
         # Where every entropy is 0 all have an equal share.
-        share = torch.where(total > 0, size / total, 1 / count)
-        return torch.where(valid, 1 + amount * share * count, 0.0).to(torch.float32)
+        equal = torch.where(total > 0, 0.0, amount)
+        return masked((1 + size * scale[side] + equal[side]).float(), valid)
 
-    # A place of all responses is a row here: places have nothing to do with each other.
-    return by_rows(at_places, entropies.T, response_mask.T).T.contiguous()
+    # The solved responses of a group, or its failed ones, together; a few groups at a time.
+    side = group * 2 + solved
+    order = torch.argsort(side, stable=True)
+    index, sizes = torch.unique_consecutive(side[order], return_inverse=True, return_counts=True)[1:]
+    at_home = entropies.device.type == "cpu"
+    result = empty(tuple(entropies.shape), torch.float32, entropies.device)
+    for rows in whole_slices(sizes.tolist(), entropies.shape[1]) if at_home else [slice(0, len(order))]:
+        some, here = order[rows], index[rows]
+        result[some] = among(entropies[some], response_mask[some], solved[some], here - here[0])
+    return result
 
 
 def length_power(lengths: Tensor, power: float) -> Tensor:
@@ -211,7 +218,7 @@ def truncated(ratio: Tensor, cap: float = 2.0) -> Tensor:
         >>> truncated(torch.tensor([0.5, 3.0]))
         tensor([0.5000, 2.0000])
     """
-    return torch.where(ratio.isnan(), 0.0, ratio.clamp(max=cap))
+    return by_rows(lambda rows: masked(rows.clamp(max=cap), ~rows.isnan()), ratio)
 
 
 def masked_ratio(ratio: Tensor, low: float, high: float) -> Tensor:
@@ -221,5 +228,4 @@ def masked_ratio(ratio: Tensor, low: float, high: float) -> Tensor:
         >>> masked_ratio(torch.tensor([0.5, 1.1, 3.0]), 0.8, 2.0)
         tensor([0.0000, 1.1000, 0.0000])
     """
-    inside = (ratio >= low - TOLERANCE) & (ratio <= high + TOLERANCE)
-    return torch.where(inside, ratio, 0.0)
+    return by_rows(lambda rows: masked(rows, (rows >= low - TOLERANCE) & (rows <= high + TOLERANCE)), ratio)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MAIN = torch.device("cpu")
 LARGE = 2**19
 """Bytes from which memory is kept. NumPy asks Linux for huge pages from 2^22 on, which PyTorch does not."""
 ALIGNMENT = 64
@@ -40,20 +41,32 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor in main memory for values to come.
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = MAIN) -> Tensor:
+    """A tensor for values to come.
 
     Example:
         >>> empty((2, 3), torch.bfloat16).shape
         torch.Size([2, 3])
     """
     num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes < LARGE:
-        return torch.empty(shape, dtype=dtype)
+    if num_bytes < LARGE or device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
     block = _free_block(num_bytes)
     part = block.memory[:num_bytes]
     block.used = weakref.ref(part)
     return torch.from_numpy(part).view(dtype).view(shape)
+
+
+def places_in_use() -> set[int]:
+    """Addresses of the tensors of this thread that have kept memory: for who counts what lives.
+
+    Example:
+        >>> tensor = empty((512, 512), torch.float32)
+        >>> tensor.data_ptr() in places_in_use()
+        True
+    """
+    parts = [block.used() for block in _kept.blocks]
+    return {part.ctypes.data for part in parts if part is not None}
 
 
 def _free_block(num_bytes: int) -> _Block:

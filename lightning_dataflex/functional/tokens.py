@@ -58,6 +58,42 @@ def num_valid(response_mask: Tensor) -> Tensor:
     return by_rows(lambda mask: mask.bool().view(torch.int8).float().sum(-1), response_mask).long()
 
 
+def any_nan(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
+    """Whether a sample has NaN among its valid tokens, (N,) bool.
+
+    Args:
+        values: (N, L), or any (N, ...) without a mask.
+        response_mask: (N, L) bool. Default: all are valid.
+
+    Example:
+        >>> any_nan(torch.tensor([[torch.nan, 1.0], [1.0, torch.nan]]), torch.tensor([[True, False], [True, False]]))
+        tensor([ True, False])
+    """
+    tables = (values.flatten(1),) if response_mask is None else (values, response_mask)
+
+    def inside(rows: Tensor, mask: Tensor | None = None) -> Tensor:
+        return rows if mask is None else masked(rows, mask)
+
+    if values.device.type != "cpu":
+        return inside(*tables).isnan().any(-1)
+    # A sum is NaN for one NaN, and for infinite numbers of both signs.
+    odd = by_rows(lambda *rows: inside(*rows).sum(-1), *tables).isnan()
+    return odd & by_rows(lambda *rows: inside(*rows).isnan().any(-1), *tables) if odd.any() else odd
+
+
+def flat_values(values: Tensor, mask: Tensor) -> Tensor:
+    """A new tensor (M,) of the values where the mask is True, row by row.
+
+    Example:
+        >>> flat_values(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [True, True]]))
+        tensor([1., 3., 4.])
+    """
+    if values.device.type != "cpu" or values.dtype == torch.bfloat16:
+        return values[mask]
+    # In a tenth of the time.
+    return torch.from_numpy(values.detach().numpy()[mask.numpy()])
+
+
 def mask_read(response_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The valid tokens (N, L) bool of a mask of numbers, how many each sample has, (N,) int64, and its least number.
 

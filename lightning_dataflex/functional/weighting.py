@@ -6,11 +6,10 @@ stays that of the unweighted loss and only the emphasis moves.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.blocks import by_rows, masked
 
 FLOAT_MAX = torch.finfo(torch.float32).max
 """The largest number that a weight can be."""
@@ -135,8 +134,13 @@ def quantile_band(scores: Tensor, low_q: float, high_q: float, focus_weight: flo
     return torch.where(scored, weights, 0.0).to(scores.dtype)
 
 
-def quantile(values: Tensor, q: float) -> Tensor:
+def quantile(values: Tensor, q: float, *, overwrite_input: bool = False) -> Tensor:
     """Linear-interpolation quantile, float64 scalar, for more values than the 2^24 that `torch.quantile` takes.
+
+    Args:
+        values: (N,).
+        q: In [0, 1].
+        overwrite_input: Whether the values may be left in another order, which saves a copy of them.
 
     Example:
         >>> quantile(torch.tensor([0.0, 1.0, 4.0]), 0.75)
@@ -146,21 +150,22 @@ def quantile(values: Tensor, q: float) -> Tensor:
     # What rounding adds to a whole place would fall between two values.
     place = round(place) if abs(place - round(place)) < 1e-9 * max(1.0, place) else place
     below = int(place)
-    low, high = _order_statistics(values, below, min(below + 1, len(values) - 1))
+    low, high = _order_statistics(values, [below, min(below + 1, len(values) - 1)], overwrite_input)
     # Beside an infinite value the nearer neighbour is taken: interpolating would give NaN.
     nearer = low if place - below < 0.5 else high
     between = torch.lerp(low.double(), high.double(), place - below)
     return torch.where(low.isfinite() & high.isfinite(), between, nearer)
 
 
-def _order_statistics(values: Tensor, *places: int) -> list[Tensor]:
+def _order_statistics(values: Tensor, places: list[int], overwrite: bool) -> list[Tensor]:
     """The values at these places of the sorted ones."""
     if values.device.type != "cpu":
         return [values.kthvalue(place + 1).values for place in places]
     # NumPy finds all in one pass, and keeps no index of each value beside it; it knows no bfloat16 and no gradient.
-    values = values.float() if values.dtype == torch.bfloat16 else values
-    ordered = torch.from_numpy(np.partition(values.detach().numpy(), places))
-    return [ordered[place] for place in places]
+    array = (values.float() if values.dtype == torch.bfloat16 else values).detach().numpy()
+    array = array if overwrite else array.copy()
+    array.partition(places)
+    return [torch.from_numpy(array)[place].clone() for place in places]
 
 
 def probability_mix(probs: Tensor, alpha: float) -> Tensor:
@@ -176,7 +181,7 @@ def probability_mix(probs: Tensor, alpha: float) -> Tensor:
         >>> probability_mix(torch.tensor([0.1, 0.9, 1.0]), 0.3)
         tensor([0.7300, 0.9700, 1.0000])
     """
-    return torch.where(probs.isnan(), 0.0, alpha * probs + 1 - alpha)
+    return by_rows(lambda rows: masked(alpha * rows + 1 - alpha, ~rows.isnan()), probs)
 
 
 def power(scores: Tensor, alpha: float) -> Tensor:
@@ -192,4 +197,4 @@ def power(scores: Tensor, alpha: float) -> Tensor:
         >>> power(torch.tensor([4.0, 0.0, torch.nan]), 0.5)
         tensor([2., 0., 0.])
     """
-    return torch.where(scores.isnan(), 0.0, scores.clamp(min=0).pow(alpha))
+    return by_rows(lambda rows: masked(rows.clamp(min=0).pow(alpha), ~rows.isnan()), scores)

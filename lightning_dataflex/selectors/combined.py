@@ -15,7 +15,6 @@ from lightning_dataflex.core.global_batch import joint_columns
 from lightning_dataflex.core.memory import described, distinct, matched_parts, memory_of, recall, title
 from lightning_dataflex.core.registry import register_selector, registered_name, settings_of
 from lightning_dataflex.core.rollout import RolloutBatch
-from lightning_dataflex.core.rows import scored_rows
 from lightning_dataflex.core.scorer import Scorer, scores_on
 from lightning_dataflex.core.tidy import TidyBatch, scorable, scored
 from lightning_dataflex.functional.choices import shown
@@ -142,15 +141,14 @@ class _Combined(Selector):
         rows = torch.stack([rows for _, rows in judgements]).all(0)
         return self._merged(torch.stack(keeps), rows), rows
 
-    def keep(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
-        """What `act` keeps as a mask. Conditions with their own scorer see what the block's cannot score, too."""
-        batch, scores, has_score = scored_rows(batch, scores)
+    def kept(self, batch: RolloutBatch, scores: Tensor, rows: Tensor, **ctx: Any) -> Tensor:
+        """As `Selector.kept`. Conditions with their own scorer see what the block's cannot score, too."""
         tidy = TidyBatch(batch, batch.has_tokens.to(scores.device))
         if not tidy.num_samples:
             shape = batch.token_mask.shape if self.of_tokens or scores.dim() == 2 else scores.shape
             return torch.zeros(shape, dtype=torch.bool, device=scores.device)
         keep = tidy.placed(self.judged(tidy.of_rows(scores), tidy, **ctx)[0], False)
-        return keep & has_score if keep.dim() == 1 else keep & has_score[:, None] & batch.token_mask.to(keep.device)
+        return keep & rows if keep.dim() == 1 else keep & rows[:, None] & batch.token_mask.to(keep.device)
 
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
         return joint_columns([part.columns(batch) for condition in self.conditions for part in condition.parts])

@@ -150,8 +150,8 @@ def test_a_batch_has_samples_and_fields_that_something_reads() -> None:
 
 def test_an_action_of_some_samples_has_their_width() -> None:
     table, flat = torch.arange(12.0).view(3, 4), torch.arange(3.0)
-    part = Action(flat, table > 0, table, flat).of(slice(1, 3), 2)
+    part = Action(flat, table > 0, table, flat > 0, flat).of(slice(1, 3), 2)
     assert (part.scores.tolist(), part.weights.tolist()) == ([1, 2], [[4, 5], [8, 9]])
     assert part.advantages.tolist() == [1, 2]  # type: ignore[union-attr]
-    wide = Action(flat, table > 0, table).of(slice(0, 1), 6)
+    wide = Action(flat, table > 0, table, flat > 0).of(slice(0, 1), 6)
     assert (wide.weights.tolist(), wide.keep.shape, wide.advantages) == ([[0, 1, 2, 3, 0, 0]], (1, 6), None)
