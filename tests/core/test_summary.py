@@ -248,3 +248,12 @@ def test_groups_that_are_kept_are_counted(uid: list[int], kept: list[int], size:
     numbers = {"uid": torch.tensor(uid), "num_kept": torch.tensor(kept)}
     num = Summary(numbers, of_tokens=False).num_groups_kept(size)
     assert (num, type(num)) == (expected, int)
+
+
+def test_kept_tokens_are_their_own_weights() -> None:
+    keep = torch.tensor([[True, False, True]] * 4)
+    numbers = as_lists(row_numbers(batch(), keep, keep, ALL))
+    weights = as_lists(row_numbers(batch(), keep, keep.float(), ALL))
+    assert numbers["weight_mean"] == pytest.approx([2 / 3, 1, 1 / 2, 0])
+    assert numbers["weight_std"] == pytest.approx([np.std([1, 0, 1]), 0, 0.5, 0])
+    assert numbers == {name: pytest.approx(values) for name, values in weights.items()}

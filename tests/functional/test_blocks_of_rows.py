@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lightning_dataflex.functional import blocks
-from lightning_dataflex.functional.blocks import blank_padding, by_rows, masked
-from lightning_dataflex.functional.tokens import mask_read
+from lightning_dataflex.functional.blocks import blank_padding, by_rows, masked, whole_slices
+from lightning_dataflex.functional.tokens import any_nan, flat_values, mask_read
 
 
 def summed(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -106,3 +106,40 @@ def test_a_mask_is_read_with_its_lengths_and_its_least_number(monkeypatch, block
     assert lengths is None or got.tolist() == lengths
     assert got.dtype == torch.int64
     assert np.array_equal(least.item(), lowest, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([2, 1, 3, 1], [(0, 3), (3, 6), (6, 7)]),
+        ([7], [(0, 7)]),
+        ([1, 1, 1], [(0, 3)]),
+        ([], []),
+        ([0, 3, 0], [(0, 3)]),
+    ],
+)
+def test_what_belongs_together_is_in_one_slice(monkeypatch, sizes, expected) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 6)
+    assert list(whole_slices(sizes, 2)) == [slice(*ends) for ends in expected]
+
+
+TABLE = torch.tensor([[np.nan, 1.0], [np.inf, -np.inf], [2.0, np.nan], [3e38, 3e38], [-3e38, -np.inf]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("block", [2**18, 4])
+def test_nan_among_valid_tokens_is_found_and_nothing_else(monkeypatch, dtype: torch.dtype, block: int) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    mask = torch.tensor([[True, True], [True, True], [True, False], [True, True], [True, True]])
+    assert any_nan(TABLE.to(dtype)).tolist() == [True, False, True, False, False]
+    assert any_nan(TABLE.to(dtype), mask).tolist() == [True, False, False, False, False]
+    assert any_nan(torch.stack([TABLE, TABLE], -1).to(dtype)).tolist() == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bfloat16, torch.float64], ids=str)
+def test_flat_values_are_a_copy_row_by_row(dtype: torch.dtype) -> None:
+    values = torch.arange(12).view(4, 3).to(dtype)
+    flat = flat_values(values, MASK)
+    assert (flat.tolist(), flat.dtype) == ([0, 2, 5, 6, 7, 8], dtype)
+    flat.zero_()
+    assert values.flatten().tolist() == list(range(12))

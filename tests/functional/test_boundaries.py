@@ -159,6 +159,14 @@ def test_ratios_of_responses() -> None:
         assert ends.item() == pytest.approx(math.exp(-20))
 
 
+def test_a_quantile_leaves_its_values_in_order_unless_told_otherwise() -> None:
+    values = doubles(5, 1, 3, 2)
+    assert weighting.quantile(values, 0.5).item() == 2.5
+    assert values.tolist() == [5, 1, 3, 2]
+    assert weighting.quantile(values, 0.5, overwrite_input=True).item() == 2.5
+    assert sorted(values.tolist()) == [1, 2, 3, 5]
+
+
 def test_a_quantile_beside_infinity_is_the_nearer_value() -> None:
     values = doubles(0, 1, INF)
     assert [weighting.quantile(values, q).item() for q in (0.5, 0.74, 0.75, 1.0)] == [1, 1, INF, INF]

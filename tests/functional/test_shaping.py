@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dataflex.functional import policy, shaping
+from lightning_dataflex.functional import blocks, policy, shaping
 
 
 def test_pf_ppo_is_of_each_prompt_and_sums_to_one():
@@ -77,7 +77,9 @@ def test_what_is_impossible_to_both_policies_is_as_likely():
     assert policy.importance_ratio(policy.log_ratio(never, never), torch.ones(1, 2)).tolist() == [[1, 1]]
 
 
-def test_entropy_shares_against_loops():
+@pytest.mark.parametrize("block", [2**18, 8, 1])
+def test_entropy_shares_against_loops(monkeypatch, block):
+    monkeypatch.setattr(blocks, "BLOCK", block)
     rng = np.random.default_rng(0)
     n, length = 12, 4
     entropies, mask = rng.uniform(0, 2, (n, length)), rng.uniform(size=(n, length)) < 0.7
