@@ -269,11 +269,9 @@ class DataFlexCallback(Callback):
         # Of several at the point the last acts last, of several around the training step the first.
         if self is self.team.members[0 if isinstance(mount, BatchMount) else -1]:
             mount.finish = self._finished
-            weighing = self.team.weighing
-            if weighing is not None and not isinstance(mount, GradientMount):
-                self._reading = FirstReading(weighing.name, weighing.config.weights_key)
-                if mount.weights_key == self._reading.key:
-                    mount.watch = self._reading.watched
+            self._reading = None if isinstance(mount, GradientMount) else self.team.reading
+            if self._reading is not None:
+                mount.watch = self._reading.watched
         return mount
 
     def mount_kind(self, pl_module: LightningModule) -> Any:

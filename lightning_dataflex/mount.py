@@ -86,8 +86,8 @@ class Mount(ABC):
     finish: Callable[[Any], Any]
     """What is done to a training batch once every callback has put its decision in."""
 
-    watch: Callable[[Any], Any]
-    """What is done to the weights that are an argument of a loss."""
+    watch: Callable[[str, Any], Any]
+    """What is done to a field, by its name, that is an argument of a loss."""
 
     received: Callable[[Any, Mapping[str, str]], RolloutBatch]
     """The reading of a batch."""
@@ -97,7 +97,8 @@ class Mount(ABC):
 
     def __init__(self, decide: Decide, fields: Mapping[str, str], drop: Drop, weights_key: str) -> None:
         self.decide, self.fields, self.drop, self.weights_key = decide, fields, drop, weights_key
-        self.finish = self.watch = lambda given: given
+        self.finish = lambda given: given
+        self.watch = lambda _name, given: given
         self.received = RolloutBatch.of
         self._restore: list[Callable[[], None]] = []
 
@@ -165,8 +166,7 @@ class LossMount(Mount):
         signature = inspect.signature(forward)
 
         def updates_of(batch: RolloutBatch) -> Mapping[str, Any]:
-            updates = dict(self._updates(batch, self.decide(batch)))
-            return updates | {k: self.watch(v) for k, v in updates.items() if k == self.weights_key}
+            return {name: self.watch(name, v) for name, v in self._updates(batch, self.decide(batch)).items()}
 
         @torch.compiler.disable(recursive=True)
         def arguments(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""Whether a training step reads the weights that it is given."""
+"""Whether a training step reads the decision that it is given."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -50,52 +50,69 @@ class Watched(Tensor):
 
 
 class FirstReading:
-    """Watches the weights of the first training step that has any, and warns if nothing was done with them.
+    """Watches fields of the first batch with a decision, and warns if the training step did nothing with them.
 
     Args:
-        name: Of the callback whose decision they hold.
-        key: The field that they are in.
+        keys: The fields that show whether the decision is read, by this project's names; one of them is enough.
+        message: What to warn of.
     """
 
-    def __init__(self, name: str, key: str) -> None:
-        self.name, self.key = name, key
+    def __init__(self, keys: Collection[str], message: str) -> None:
+        self.keys, self.message = keys, message
         self._given: list[Watched] = []
         self._is_over = False
 
-    def watched(self, weights: Any) -> Any:
-        """The weights, such that it shows whether they are read."""
-        if self._is_over or type(weights) is not Tensor:
-            return weights
+    @classmethod
+    def of_weights(cls, name: str, key: str) -> FirstReading:
+        """That of a callback whose decision is in the weights alone."""
+        return cls(
+            [key],
+            f"The weights of {name} had no effect: the training step has not read {key!r}. Multiply the "
+            f"per-token policy losses by batch[{key!r}], (samples, response tokens), before their mean.",
+        )
+
+    @classmethod
+    def of_selection(cls, name: str, key: str) -> FirstReading:
+        """That of a callback whose decision is in the mask and in the weights."""
+        return cls(
+            ["response_mask", key],
+            f"The selection of {name} had no effect: the training step has read neither 'response_mask' nor {key!r} of "
+            "the batch with the decision. Compute the loss from that batch: batch = self.dataflex(batch), with a "
+            "DataFlexPoint.",
+        )
+
+    def watched(self, key: str, value: Any) -> Any:
+        """The value of a field, such that it shows whether it is read."""
+        if self._is_over or key not in self.keys or type(value) is not Tensor:
+            return value
         if not self._given:
             # Not with the package: to import it takes seconds.
             from torch._dynamo import on_compile_start
 
             on_compile_start(self._let_go)
-        self._given.append(weights.as_subclass(Watched))
+        self._given.append(value.as_subclass(Watched))
         return self._given[-1]
 
     def watched_in(self, batch: Any, fields: Mapping[str, str]) -> Any:
-        """A batch with its weights watched."""
-        if self._is_over:
-            return batch
+        """A batch with its fields watched."""
         rollout = RolloutBatch.of(batch, fields)
-        return rollout.replaced({self.key: self.watched(rollout[self.key])}) if self.key in rollout else batch
+        there = {key: rollout[key] for key in self.keys if key in rollout}
+        # A list does not show whether it is read.
+        if self._is_over or not all(isinstance(value, Tensor) for value in there.values()):
+            return batch
+        return rollout.replaced({key: self.watched(key, value) for key, value in there.items()})
 
     def end_step(self, *, has_loss: bool = True) -> None:
-        """The training step is over: warn of weights that nobody has read.
+        """The training step is over: warn of a decision that nobody has read.
 
         Args:
-            has_loss: Whether there was anything to read them for; else the next step is watched.
+            has_loss: Whether there was anything to read it for; else the next step is watched.
         """
         if not self._given:
             return
-        unread = not any(weights.was_read for weights in self._given)
+        unread = not any(value.was_read for value in self._given)
         if unread and has_loss:
-            rank_zero_warn(
-                f"The weights of {self.name} had no effect: the training step has not read {self.key!r}. Multiply the "
-                f"per-token policy losses by batch[{self.key!r}], (samples, response tokens), before their mean.",
-                UserWarning,
-            )
+            rank_zero_warn(self.message, UserWarning)
         self.stop()
         self._is_over = has_loss or not unread
 
@@ -109,6 +126,6 @@ class FirstReading:
 
     def _let_go(self, *_: Any) -> None:
         # AOTAutograd takes no tensors of a class that it does not know, and what compiled code reads does not show.
-        for weights in self._given:
-            weights.__class__ = Tensor  # type: ignore[assignment]
+        for value in self._given:
+            value.__class__ = Tensor  # type: ignore[assignment]
         self._given, self._is_over = [], True

@@ -21,6 +21,7 @@ from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.gate import Gate
 from lightning_dataflex.mount import BatchMount, PointMount, Relay
+from lightning_dataflex.reading import FirstReading
 from lightning_dataflex.refill import Refill
 
 if TYPE_CHECKING:
@@ -68,18 +69,17 @@ class Team:
         return compacted(RolloutBatch(batch, fields), self.layout, trim=trim)
 
     @property
-    def weighing(self) -> DataFlexCallback | None:
-        """The first whose decision is lost on a module that does not read the weights."""
-        return next(
-            (
-                each
-                for each in self.members
-                if each.config.enforce
-                and isinstance(each.pipeline, Pipeline)
-                and (each.config.mechanism == "reweight" or each.config.drop == "weight")
-            ),
-            None,
-        )
+    def reading(self) -> FirstReading | None:
+        """What shows whether the module reads the decisions, where they can be lost on it."""
+        deciding = [each for each in self.members if each.config.enforce and isinstance(each.pipeline, Pipeline)]
+        for each in deciding:
+            if each.config.mechanism == "reweight" or each.config.drop == "weight":
+                return FirstReading.of_weights(each.name, each.config.weights_key)
+        # Rows that left the batch, or a flow of rollouts, are gone whatever is read.
+        masking = [each for each in deciding if each.config.drop == "mask"]
+        if not masking or len(masking) < len(deciding) or self.leader is not None:
+            return None
+        return FirstReading.of_selection(masking[0].name, masking[0].config.weights_key)
 
     def log_prefix(self, member: DataFlexCallback) -> str:
         """`dataflex/`, and a label only where several callbacks log: the mechanism, if that says which."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_dataflex import DataFlexCallback
-from lightning_dataflex.reading import Watched
+from lightning_dataflex.reading import FirstReading, Watched
 from tests.toy import MOUNTS, Toy, fit, per_token, rollout
 
 
@@ -136,3 +136,53 @@ def test_of_several_callbacks_the_weights_of_the_one_that_weighs_are_watched() -
         fit(Toy(), callbacks, [rollout(0), rollout(1)])
     with pytest.warns(UserWarning, match="The weights of reweight.advantage_magnitude.softmax had no effect"):
         fit(Deaf(), [reweight(), select(weights_key="kept")], [rollout(0), rollout(1)])
+
+
+class Lost(Toy):
+    """Computes its loss from the batch that it had before."""
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        self.dataflex(batch)
+        return self._loss(batch)
+
+
+def test_a_selection_that_nobody_reads_is_warned_of_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(Lost(), [select()], [rollout(seed) for seed in range(3)])
+    said = [str(each.message) for each in caught if "had no effect" in str(each.message)]
+    assert said == [
+        "The selection of select.advantage_magnitude.topk_fraction had no effect: the training step has read neither "
+        "'response_mask' nor 'rollout_is_weights' of the batch with the decision. Compute the loss from that batch: "
+        "batch = self.dataflex(batch), with a DataFlexPoint."
+    ]
+
+
+class OwnMask(Toy):
+    """Has a mask of its own, whatever the callback says."""
+
+    def _loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        return self.linear(batch["features"]).mean()
+
+
+@pytest.mark.parametrize("mount", ["point", "batch"])
+def test_a_mask_that_nobody_reads_is_warned_of(mount: str) -> None:
+    with pytest.warns(UserWarning, match="The selection of .* had no effect"):
+        fit(OwnMask(mount), [select(mount=MOUNTS[mount])], [rollout(0), rollout(1)])
+
+
+@pytest.mark.parametrize("mount", ["point", "submodule", "method", "keyword", "batch"])
+def test_a_selection_that_is_read_is_not_warned_of(mount: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*had no effect.*")
+        fit(Toy(mount), [select(mount=MOUNTS[mount])], [rollout(0), rollout(1)])
+
+
+def test_what_does_not_show_whether_it_is_read_is_not_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*had no effect.*")
+        fit(OwnMask(), [select(drop="rows")], [rollout(0), rollout(1)])
+        fit(Lost(), [select(enforce=False)], [rollout(0), rollout(1)])
+        reading = FirstReading.of_selection("select", "rollout_is_weights")
+        reading.watched_in({"response_mask": [[1, 1]], "rollout_is_weights": torch.ones(1, 2)}, {})
+        reading.end_step()
