@@ -36,7 +36,10 @@ def test_a_decision_on_a_gpu_is_that_on_a_cpu_and_is_waited_for_once(scorer, kin
     torch.testing.assert_close(near(found["rollout_is_weights"]), expected["rollout_is_weights"])
     assert torch.equal(near(found["response_mask"]), expected["response_mask"])
     on_samples = near(pipeline_of(scorer, kind, actuator).decide(batch, progress=0.5).scores).dim() == 1
-    assert not on_samples or has_a_part_on_tokens(scorer, actuator) or far.waits == ["_to_copy"]
+    if on_samples and not has_a_part_on_tokens(scorer, actuator):
+        assert far.waits == ["_to_copy"]
+    # For the mask, for what can be scored and read, for the range of weights or a quantile, and for the numbers.
+    assert len(far.waits) <= (11 if has_a_part_on_tokens(scorer, actuator) else 7 if actuator == "gtpo" else 5)
 
 
 def has_a_part_on_tokens(scorer: str, actuator: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -191,10 +192,10 @@ class Reweighter(Actuator):
         weights = weights if weights.dtype == torch.float64 else weights.float()
         valid = tidy.token_mask if weights.dim() == 2 else torch.ones_like(weights, dtype=torch.bool)
         weights = by_rows(lambda w, v: masked(w, v & ~w.isnan()), weights, valid.to(weights.device))
-        low, high = weights.aminmax()
+        low, high = torch.stack(weights.aminmax()).cpu().tolist()
         if low < 0:
-            raise ValueError(f"{type(self).__name__}.act gave a weight of {float(low)}. Weights must be >= 0.")
-        if high == torch.inf:
+            raise ValueError(f"{type(self).__name__}.act gave a weight of {low}. Weights must be >= 0.")
+        if high == math.inf:
             if self.normalize == "none":
                 raise ValueError(f"{type(self).__name__} gave an infinite weight. Weights must be finite.")
             weights = finite_weights(weights)

@@ -15,6 +15,7 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Scope
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.global_batch import global_batch, in_brief
+from lightning_dataflex.core.home import at_home
 from lightning_dataflex.core.ids import ToldApart
 from lightning_dataflex.core.memory import memory_of, recall
 from lightning_dataflex.core.registry import nearest, registered_name
@@ -163,7 +164,7 @@ class Pipeline:
             world, rows, _ = global_batch(local, self._parts, self.process_group, self._what)
             _check_not_empty(world.num_samples)
             everywhere = self._action(world, step_id, progress)
-            numbers = self._numbers(world, everywhere)
+            numbers = at_home(self._numbers(world, everywhere))
             action = everywhere.of(rows, local().token_mask.shape[1])
         fell_back = keep_all_if_empty and not numbers["num_kept"].any()
         if fell_back:
@@ -212,7 +213,7 @@ class Pipeline:
 
         numbers, rows = exchanged(own, self.process_group, self._what)
         _check_not_empty(len(numbers["num_tokens"]))
-        return numbers, rows
+        return at_home(numbers), rows
 
     def _numbers(self, batch: RolloutBatch, action: Action) -> RowNumbers:
         # What counts each sample once follows from the other numbers.

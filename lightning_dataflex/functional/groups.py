@@ -26,7 +26,8 @@ def group_index(ids: Tensor) -> tuple[Tensor, int]:
         >>> group_index(torch.tensor([70, 7, 70]))
         (tensor([1, 0, 1]), 2)
     """
-    if len(ids) and ids.min() == 0 and ids.max() < len(ids) and torch.bincount(ids).all():
+    whole = len(ids) > 0 and not ids.is_floating_point()
+    if whole and ids.min() == 0 and ids.max() < len(ids) and torch.bincount(ids).all():
         # A dense index already, which a sort would give back in ten times the time.
         return ids.long(), int(ids.max()) + 1
     distinct, group = torch.unique(ids, return_inverse=True)

@@ -135,7 +135,10 @@ def test_samples_in_the_order_of_their_groups_and_values(sizes, draw, descending
     assert rank[order].tolist() == [i for size in sizes for i in range(size)]
 
 
-@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.sampled_from([torch.int64, torch.int32, torch.uint8]))
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=12),
+    st.sampled_from([torch.int64, torch.int32, torch.uint8, torch.float64]),
+)
 def test_the_index_of_groups_is_that_of_a_sort(ids, dtype):
     distinct, expected = np.unique(ids, return_inverse=True)
     group, num_groups = group_index(torch.tensor(ids, dtype=dtype))
