@@ -100,8 +100,8 @@ def _told(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Tensor] | Non
 
 def _constants(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any]:
     # A setting that a rule reads from the batch, such as a temperature, is the same on every rank.
-    required = {name for part in parts for name in part.requires}
-    return {name: batch.original(name) for name in required if not is_per_sample(batch.original(name))}
+    required = {name: batch.original(name) for part in parts for name in part.requires}
+    return {name: value for name, value in required.items() if not is_per_sample(value)}
 
 
 def telling_columns(batch: RolloutBatch, parts: Iterable[Part]) -> dict[str, Any]:

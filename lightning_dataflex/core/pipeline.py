@@ -178,7 +178,7 @@ class Pipeline:
         elif isinstance(self.actuator, Reweighter):
             action, numbers = self._scaled(self.actuator, action, numbers, rows)
         decision = self._decision(local(), action, numbers, rows, fell_back)
-        num_nan = int(((numbers["num_tokens"] > 0) & ~numbers["scored"]).sum())
+        num_nan = 0 if numbers["scored"].all() else int(((numbers["num_tokens"] > 0) & ~numbers["scored"]).sum())
         if num_nan:
             warn_once(
                 self,

@@ -155,8 +155,9 @@ class RolloutBatch:
         for name in names:
             if name not in self:
                 raise ValueError(self.missing(name))
-            if is_per_sample(self.original(name)):
-                self.check_rows(name, self.original(name))
+            value = self.original(name)
+            if is_per_sample(value):
+                self.check_rows(name, value)
 
     def replaced(self, values: Mapping[str, Any]) -> Any:
         """A shallow copy of the source with these fields; the source itself stays as it is."""

@@ -56,7 +56,7 @@ def row_numbers(
         tokens = num_valid(mask) if batch.response_mask is None else tokens
     kept = by_rows(lambda k, m: num_valid(k & m), keep, mask) if keep.dim() == 2 else keep & (tokens > 0)
     if weights.dim() == 1:
-        mean, std = weights.double(), torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
+        mean, std = weights, torch.zeros(len(weights), device=weights.device)
     elif weights is keep:
         mean = kept.double() / tokens.clamp(min=1)
         std = (mean * (1 - mean)).sqrt()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.blocks import masked
+
 TOLERANCE = 1e-6
 """Two rewards, or a score and a threshold, that differ by no more than this are the same number."""
 
@@ -42,8 +44,8 @@ def group_sum(values: Tensor, group: Tensor, num_groups: int, valid: Tensor) -> 
         >>> group_sum(torch.tensor([1.0, 2.0, torch.nan]), torch.tensor([0, 0, 1]), 2, valid)
         tensor([3., 0.], dtype=torch.float64)
     """
-    masked = torch.where(valid, values.double(), 0.0)
-    return masked.new_zeros(num_groups).index_add_(0, group, masked)
+    exact = masked(values, valid).double()
+    return exact.new_zeros(num_groups).index_add_(0, group, exact)
 
 
 def group_size(group: Tensor, num_groups: int, valid: Tensor) -> Tensor:
@@ -106,12 +108,12 @@ def group_spread(values: Tensor, group: Tensor, num_groups: int, valid: Tensor) 
         >>> group_spread(torch.tensor([0.1, 0.1, 0.1]), torch.tensor([0, 0, 0]), 1, torch.tensor([True] * 3))
         tensor([0.], dtype=torch.float64)
     """
-    exact = values.double()
-    high = exact.new_full((num_groups,), -torch.inf)
-    low = exact.new_full((num_groups,), torch.inf)
-    high.scatter_reduce_(0, group, torch.where(valid, exact, -torch.inf), "amax")
-    low.scatter_reduce_(0, group, torch.where(valid, exact, torch.inf), "amin")
-    return torch.where(high >= low, high - low, 0.0)
+    values = values if values.is_floating_point() else values.double()
+    high = values.new_full((num_groups,), -torch.inf)
+    low = values.new_full((num_groups,), torch.inf)
+    high.scatter_reduce_(0, group, torch.where(valid, values, -torch.inf), "amax")
+    low.scatter_reduce_(0, group, torch.where(valid, values, torch.inf), "amin")
+    return torch.where(high >= low, high.double() - low.double(), 0.0)
 
 
 def group_differs(values: Tensor, group: Tensor, num_groups: int, valid: Tensor) -> Tensor:
@@ -125,9 +127,10 @@ def group_differs(values: Tensor, group: Tensor, num_groups: int, valid: Tensor)
         >>> group_differs(rewards, torch.tensor([0, 0, 1, 1, 2, 2]), 3, torch.tensor([True] * 6))
         tensor([False,  True, False])
     """
-    size = torch.where(valid & values.isfinite(), values.double().abs(), 0.0)
+    values = values if values.is_floating_point() else values.double()
+    size = masked(values, valid & values.isfinite()).abs()
     largest = size.new_ones(num_groups).scatter_reduce_(0, group, size, "amax")
-    return group_spread(values, group, num_groups, valid) > TOLERANCE * largest
+    return group_spread(values, group, num_groups, valid) > TOLERANCE * largest.double()
 
 
 def group_order(values: Tensor, group: Tensor, *, descending: bool = False) -> Tensor:

@@ -111,7 +111,8 @@ def group_top_k(metric: Tensor, group: Tensor, k: int | Tensor, *, valid: Tensor
         tensor([ True, False,  True,  True])
     """
     eligible = ~metric.isnan() if valid is None else valid & ~metric.isnan()
-    return eligible & (group_rank(torch.where(eligible, metric, torch.nan), group, descending=True) < k)
+    ranked = metric if eligible.all() else torch.where(eligible, metric, torch.nan)
+    return eligible & (group_rank(ranked, group, descending=True) < k)
 
 
 def k_of_difficulty(means: Tensor, seen: Tensor, k: Sequence[int], *, ready_after: int = 4) -> Tensor:
@@ -192,7 +193,7 @@ def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid:
     num_low = _num_low(values, group, size, num_kept)
     rank = torch.arange(len(group), device=group.device) - (size.cumsum(0) - size)[group]
     at_the_ends = (rank < num_low[group]) | (rank >= (size - num_kept + num_low)[group])
-    keep[order[_earliest_of_equals(values, group, at_the_ends)]] = True
+    keep[order] = _earliest_of_equals(values, group, at_the_ends)
     return keep
 
 
