@@ -12,6 +12,7 @@ import torch
 
 from lightning_dataflex import DataFlexCallback
 from lightning_dataflex.reading import FirstReading, Watched
+from tests import flowing
 from tests.toy import MOUNTS, Toy, fit, per_token, rollout
 
 
@@ -182,7 +183,22 @@ def test_what_does_not_show_whether_it_is_read_is_not_warned_of() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*had no effect.*")
         fit(OwnMask(), [select(drop="rows")], [rollout(0), rollout(1)])
+        fit(OwnMask(), [select(), select(drop="rows", label="other")], [rollout(0), rollout(1)])
         fit(Lost(), [select(enforce=False)], [rollout(0), rollout(1)])
         reading = FirstReading.of_selection("select", "rollout_is_weights")
         reading.watched_in({"response_mask": [[1, 1]], "rollout_is_weights": torch.ones(1, 2)}, {})
         reading.end_step()
+
+
+class OwnLength(flowing.Rolling):
+    """Learns from what it is given, whatever is masked."""
+
+    def training_step(self, rows: list[dict[str, Any]], batch_idx: int) -> torch.Tensor:
+        batch = self.dataflex(self.rollout(rows))
+        return -(batch["features"] @ self.weight * batch["advantages"]).mean()
+
+
+def test_a_selection_that_fresh_rollouts_have_replaced_is_not_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*had no effect.*")
+        flowing.fit([flowing.dapo()], flowing.Prompts(["mixed"] * 8), OwnLength())

@@ -98,6 +98,17 @@ def test_max_variance_attains_the_best_of_all_subsets(rows, fraction):
         assert np.var(chosen) == pytest.approx(best, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("group", "kept"),
+    [([0, 0, 1, 1, 1, 2], [1, 2, 3]), ([1, 1, 3, 3, 3, 5], [1, 2, 3]), ([0, 2, 2, 3, 3, 3], [0, 1, 4])],
+)
+def test_max_variance_passes_over_groups_of_which_nothing_may_be_kept(group, kept):
+    rewards = torch.tensor([1.0, 0.0, 0.0, 5.0, 1.0, 7.0])
+    valid = torch.tensor([True, True, True, True, True, False])
+    keep = max_variance(rewards, torch.tensor(group), 0.5, valid=valid)
+    assert keep.nonzero().flatten().tolist() == kept
+
+
 def test_max_variance_of_one_kept_keeps_the_lowest_whatever_other_groups_there_are():
     rewards = torch.tensor(np.random.default_rng(0).uniform(size=(40, 3)))
 
