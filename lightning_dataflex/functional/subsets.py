@@ -184,8 +184,6 @@ def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid:
         return keep
     group = group[index]
     size = torch.bincount(group)
-    if not size.all():
-        group, size = torch.unique(group, return_inverse=True)[1], size[size > 0]
     # From here on group by group, and in each by reward.
     order = index[group_order(rewards[index], group)]
     values, group = rewards[order].double(), torch.repeat_interleave(size)
