@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -153,7 +152,7 @@ def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
         tensor([ True, False,  True])
     """
     eligible = ~scores.isnan()
-    size = torch.bincount(group[eligible], minlength=len(group))
+    size = torch.bincount(group, eligible.double()).long()
     num_pruned = (size.double() * rate + TOLERANCE).floor().long()
     num_kept = torch.maximum(size - num_pruned, size.clamp(max=1))
     return group_top_k(scores, group, num_kept[group], valid=eligible)
@@ -180,51 +179,43 @@ def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid:
     eligible = rewards.isfinite() if valid is None else valid & rewards.isfinite()
     index = eligible.nonzero().flatten()
     keep = torch.zeros_like(eligible)
-    if not len(index):
-        return keep
-    group = group[index]
-    size = torch.bincount(group)
-    # From here on group by group, and in each by reward.
-    order = index[group_order(rewards[index], group)]
-    values, group = rewards[order].double(), torch.repeat_interleave(size)
-    num_kept = share(size, keep_fraction)
-    num_low = _num_low(values, group, size, num_kept)
-    rank = torch.arange(len(group), device=group.device) - (size.cumsum(0) - size)[group]
-    at_the_ends = (rank < num_low[group]) | (rank >= (size - num_kept + num_low)[group])
-    keep[order] = _earliest_of_equals(values, group, at_the_ends)
+    # Group by group, and in each by reward.
+    order = index[group_order(rewards[index], group[index])]
+    sizes = torch.bincount(group[index])
+    starts = sizes.cumsum(0) - sizes
+    # Groups of one size are a table. There are few sizes: that of N samples is at most the root of 2 N.
+    for size in torch.unique(sizes[sizes > 0]).tolist():
+        rows = order[starts[sizes == size][:, None] + torch.arange(size, device=order.device)]
+        num = int(share(torch.tensor(size), keep_fraction))
+        keep[rows] = _most_varied(rewards[rows].double(), num)
     return keep
 
 
-def _num_low(values: Tensor, group: Tensor, size: Tensor, num_kept: Tensor) -> Tensor:
-    """How many of each group's kept samples come from its low end; of equal variances the most."""
-    end = size.cumsum(0)
-    start = end - size
-    # Within -1..1 in every group, so that a large reward takes no digits from the sums of the groups after it.
-    centred = values - values[start + size // 2][group]
-    spread = (values[end - 1] - values[start])[group]
-    centred = torch.where(spread > 0, centred / spread, 0.0)
-
-    candidates = num_kept + 1
-    owner = torch.repeat_interleave(torch.arange(len(size), device=size.device), candidates)
-    low = torch.arange(len(owner), device=size.device) - (candidates.cumsum(0) - candidates)[owner]
-    n, first, last = num_kept[owner], start[owner], end[owner]
-    after_low, before_high = first + low, last - (n - low)
+def _most_varied(values: Tensor, num: int) -> Tensor:
+    """The `num` of each ascending row that vary most, as low as they may be; of equal values the first."""
+    width = values.shape[1]
+    # Within -1..1 in every row, so that a large reward takes no digits from its variance.
+    spread = values[:, -1:] - values[:, :1]
+    centred = torch.where(spread > 0, (values - values[:, width // 2, None]) / spread, 0.0)
 
     def mean(x: Tensor) -> Tensor:
-        prefix = torch.nn.functional.pad(x.cumsum(0), (1, 0))
-        return (prefix[after_low] - prefix[first] + prefix[last] - prefix[before_high]) / n
+        """Of the i lowest and the num - i highest, for each i."""
+        prefix = torch.nn.functional.pad(x.cumsum(1), (1, 0))
+        return (prefix[:, : num + 1] + prefix[:, -1:] - prefix[:, width - num :]) / num
 
     variance = mean(centred.square()) - mean(centred).square()
-    best = variance.new_full((len(size),), -math.inf).scatter_reduce_(0, owner, variance, "amax")
     # Not as a share of the best: that of a subset of one is 0 but for rounding.
-    tied = variance >= best[owner] - 1e-9
-    return torch.zeros_like(size).scatter_reduce_(0, owner, torch.where(tied, low, 0), "amax")
+    tied = variance >= variance.amax(1, keepdim=True) - 1e-9
+    place = torch.arange(width, device=values.device)
+    num_low = (tied * torch.arange(num + 1, device=values.device)).amax(1, keepdim=True)
+    at_the_ends = (place < num_low) | (place >= width - num + num_low)
+    return _earliest_of_equals(values, at_the_ends)
 
 
-def _earliest_of_equals(values: Tensor, group: Tensor, keep: Tensor) -> Tensor:
-    """The same rewards kept, but among equal ones of a group, which stand together, the earliest samples."""
-    starts = torch.ones_like(keep)
-    starts[1:] = (values[1:] != values[:-1]) | (group[1:] != group[:-1])
-    first, run = starts.nonzero().flatten(), starts.cumsum(0) - 1
-    num_kept = torch.zeros_like(first).index_add_(0, run, keep.long())
-    return torch.arange(len(keep), device=keep.device) < (first + num_kept)[run]
+def _earliest_of_equals(values: Tensor, keep: Tensor) -> Tensor:
+    """The same values of each row kept, but among equal ones, which stand together, the first."""
+    place = torch.arange(values.shape[1], device=values.device)
+    starts = torch.nn.functional.pad(values[:, 1:] != values[:, :-1], (1, 0), value=True)
+    first = torch.where(starts, place, 0).cummax(1).values
+    num_kept = torch.zeros_like(first).scatter_add_(1, first, keep.long())
+    return place - first < num_kept.gather(1, first)
