@@ -88,7 +88,9 @@ def told_apart(values: Any, name: str = "uid") -> ToldApart:
         edges = _edges(values)
         heads = values[edges[:-1]].tolist()
         if set(map(type, heads)) == {str}:
-            distinct, index = _places(heads, name)
+            # Where none comes again, each has its own place.
+            alone = len(set(heads)) == len(heads)
+            distinct, index = (heads, torch.arange(len(heads))) if alone else _places(heads, name)
             return ToldApart(distinct, torch.from_numpy(np.repeat(index.numpy(), edges[1:] - edges[:-1])))
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     distinct, index = _places(items, name)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.groups import (
+    by_sample,
     group_differs,
     group_index,
     group_mean,
@@ -51,10 +52,10 @@ def grpo_advantages(
     valid = _scorable(outcomes, valid)
     group, num_groups = group_index(ids)
     mean, std = group_mean_and_std(outcomes, group, num_groups, valid, correction=correction)
-    centred = outcomes.double() - mean[group]
+    centred = outcomes.double() - by_sample(mean, group)
     if scale:
-        centred = centred / (std[group] + eps)
-    signal = group_differs(outcomes, group, num_groups, valid)[group]
+        centred = centred / (by_sample(std, group) + eps)
+    signal = by_sample(group_differs(outcomes, group, num_groups, valid), group)
     return _result(torch.where(valid & signal, centred, 0.0), outcomes)
 
 
@@ -72,9 +73,9 @@ def rloo_advantages(outcomes: Tensor, ids: Tensor, *, valid: Tensor | None = Non
     """
     valid = _scorable(outcomes, valid)
     group, num_groups = group_index(ids)
-    size = group_size(group, num_groups, valid)[group]
-    mean = group_mean(outcomes, group, num_groups, valid)[group]
-    signal = group_differs(outcomes, group, num_groups, valid)[group]
+    size = by_sample(group_size(group, num_groups, valid), group)
+    mean = by_sample(group_mean(outcomes, group, num_groups, valid), group)
+    signal = by_sample(group_differs(outcomes, group, num_groups, valid), group)
     left_out = (outcomes.double() - mean) * size / (size - 1)
     return _result(torch.where(valid & signal, left_out, 0.0), outcomes)
 
@@ -119,7 +120,7 @@ def reinforce_advantages(
     values = outcomes.double()
     if ids is not None:
         group, num_groups = group_index(ids)
-        values = values - group_mean(outcomes, group, num_groups, valid)[group]
+        values = values - by_sample(group_mean(outcomes, group, num_groups, valid), group)
     whole = torch.zeros_like(values, dtype=torch.int64)
     centred = values - group_mean(values, whole, 1, valid)
     scaled = centred / (group_std(values, whole, 1, valid) + eps)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
-from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_size, group_std
+from lightning_dataflex.functional.groups import TOLERANCE, by_sample, group_differs, group_size, group_std
 from lightning_dataflex.functional.tokens import any_nan, as_float, num_valid, token_sum
 
 TokenReduction = Literal["mean", "sum", "max"]
@@ -62,7 +62,7 @@ def solve_rate(outcomes: Tensor, group: Tensor, num_groups: int, *, success_thre
     valid = torch.isfinite(outcomes)
     solved = group_size(group, num_groups, valid & is_solved(outcomes, success_threshold))
     rate = solved / group_size(group, num_groups, valid)
-    return torch.where(valid, rate[group], torch.nan).to(outcomes.dtype)
+    return torch.where(valid, by_sample(rate, group), torch.nan).to(outcomes.dtype)
 
 
 def reward_variance(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
@@ -106,7 +106,7 @@ def reward_spread(
     """
     valid = torch.isfinite(outcomes)
     spread = group_std(outcomes, group, num_groups, valid, correction=correction) ** power
-    spread = torch.where(no_signal(outcomes, group, num_groups), 0.0, spread)[group]
+    spread = by_sample(torch.where(no_signal(outcomes, group, num_groups), 0.0, spread), group)
     return torch.where(valid, spread, torch.nan).to(outcomes.dtype)
 
 

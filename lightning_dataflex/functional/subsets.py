@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.choices import check_choice
-from lightning_dataflex.functional.groups import TOLERANCE, group_differs, group_mean, group_order, group_rank
+from lightning_dataflex.functional.groups import (
+    TOLERANCE,
+    by_sample,
+    group_differs,
+    group_mean,
+    group_order,
+    group_rank,
+)
 from lightning_dataflex.functional.selection import share
 
 Shares = Literal["linear", "softmax"]
@@ -29,7 +36,7 @@ def mixed_groups(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
         tensor([False, False, False,  True,  True])
     """
     valid = ~scores.isnan()
-    return valid & group_differs(scores, group, num_groups, valid)[group]
+    return valid & by_sample(group_differs(scores, group, num_groups, valid), group)
 
 
 def top_groups(scores: Tensor, group: Tensor, num_groups: int, fraction: float) -> Tensor:
@@ -49,7 +56,7 @@ def top_groups(scores: Tensor, group: Tensor, num_groups: int, fraction: float) 
     _, order = _ranked_groups(scores, group, num_groups)
     chosen = torch.zeros(num_groups, dtype=torch.bool, device=scores.device)
     chosen[order[: int(share(torch.tensor(len(order)), fraction))]] = True
-    return chosen[group] & ~scores.isnan()
+    return by_sample(chosen, group) & ~scores.isnan()
 
 
 def nucleus_groups(scores: Tensor, group: Tensor, num_groups: int, p: float, shares: Shares = "linear") -> Tensor:
@@ -79,7 +86,7 @@ def nucleus_groups(scores: Tensor, group: Tensor, num_groups: int, p: float, sha
     total = ranked.sum()
     before = ranked.cumsum(0) - ranked
     chosen[order[before < max(p - 1e-9, 1e-12) * total]] = True
-    return chosen[group] & ~scores.isnan()
+    return by_sample(chosen, group) & ~scores.isnan()
 
 
 def _ranked_groups(scores: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
@@ -155,7 +162,7 @@ def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
     size = torch.bincount(group, eligible.double()).long()
     num_pruned = (size.double() * rate + TOLERANCE).floor().long()
     num_kept = torch.maximum(size - num_pruned, size.clamp(max=1))
-    return group_top_k(scores, group, num_kept[group], valid=eligible)
+    return group_top_k(scores, group, by_sample(num_kept, group), valid=eligible)
 
 
 def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid: Tensor | None = None) -> Tensor:
