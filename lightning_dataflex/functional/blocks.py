@@ -49,7 +49,7 @@ def blank_padding(values: Tensor, mask: Tensor) -> Tensor:
         tensor([[0.5000, 0.0000]])
     """
     mask = mask.to(values.device)
-    if values.device.type != "cpu" or values.dtype.itemsize not in BITS or values.requires_grad:
+    if _integers_of(values) is None:
         return masked(values, mask)
     result = empty(_shape_of_both(values, mask), values.dtype)
     if result.numel() <= BLOCK:
@@ -72,8 +72,8 @@ def masked(values: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.0000]])
     """
-    bits = BITS.get(values.dtype.itemsize)
-    if bits is None or values.device.type != "cpu" or values.requires_grad:
+    bits = _integers_of(values)
+    if bits is None:
         return torch.where(mask, values, values.new_zeros(()))
     if out is None:
         out = empty(_shape_of_both(values, mask), values.dtype)
@@ -83,6 +83,13 @@ def masked(values: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor
     else:
         torch.bitwise_and(values.view(bits), -mask.view(torch.int8), out=out.view(bits))
     return out
+
+
+def _integers_of(values: Tensor) -> torch.dtype | None:
+    """The integers that the bits of the values can be read as; None where they cannot, or should not."""
+    # What is negated or conjugated when it is read has other bits in memory.
+    lazy = values.is_neg() or values.is_conj()
+    return None if values.device.type != "cpu" or values.requires_grad or lazy else BITS.get(values.dtype.itemsize)
 
 
 def _shape_of_both(one: Tensor, other: Tensor) -> tuple[int, ...]:

@@ -70,18 +70,20 @@ def places_in_use() -> set[int]:
 
 
 def _free_block(num_bytes: int) -> _Block:
-    """A block that no tensor reads, the smallest that is large enough and not more than twice that."""
+    """A block that no tensor reads, the smallest that is large enough and not more than twice that; or a new one."""
     free = [block for block in _kept.blocks if block.used() is None]
     fitting = [block for block in free if num_bytes <= len(block.memory) <= 2 * num_bytes]
-    if fitting:
-        return min(fitting, key=lambda block: len(block.memory))
-    superfluous = free[: max(0, len(free) + 1 - MOST_KEPT)]
+    found = min(fitting, key=lambda block: len(block.memory), default=None)
+    waiting = [block for block in free if block is not found]
+    superfluous = waiting[: max(0, len(waiting) + 1 - MOST_KEPT)]
     _kept.blocks = [block for block in _kept.blocks if not any(block is each for each in superfluous)]
-    # In steps of a quarter to an eighth, so that a batch that is a little longer finds what is there.
-    step = 2 ** (num_bytes.bit_length() - 3)
-    memory = _aligned(-(-num_bytes // step) * step)
-    _kept.blocks.append(_Block(memory, weakref.ref(memory)))
-    return _kept.blocks[-1]
+    if found is None:
+        # In steps of a quarter to an eighth, so that a batch that is a little longer finds what is there.
+        step = 2 ** (num_bytes.bit_length() - 3)
+        memory = _aligned(-(-num_bytes // step) * step)
+        found = _Block(memory, weakref.ref(memory))
+        _kept.blocks.append(found)
+    return found
 
 
 def _aligned(num_bytes: int) -> np.ndarray:

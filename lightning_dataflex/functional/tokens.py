@@ -74,7 +74,8 @@ def any_nan(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
     def inside(rows: Tensor, mask: Tensor | None = None) -> Tensor:
         return rows if mask is None else masked(rows, mask)
 
-    if values.device.type != "cpu":
+    # Numbers of one byte have no sum.
+    if values.device.type != "cpu" or values.dtype.itemsize == 1:
         return inside(*tables).isnan().any(-1)
     # A sum is NaN for one NaN, and for infinite numbers of both signs.
     odd = by_rows(lambda *rows: inside(*rows).sum(-1), *tables).isnan()

@@ -74,6 +74,15 @@ def bits(values: torch.Tensor) -> np.ndarray:
     return values.contiguous().view(torch.uint8).numpy()
 
 
+@pytest.mark.parametrize("block", [2**18, 4])
+def test_what_is_turned_around_when_it_is_read_is_masked_as_it_reads(monkeypatch, block: int) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    numbers = torch.complex(torch.arange(12.0), torch.arange(12.0)).view(4, 3)
+    for values in (numbers.conj(), numbers.conj().imag):
+        expected = torch.where(MASK, values, torch.zeros((), dtype=values.dtype))
+        assert masked(values, MASK).tolist() == blank_padding(values, MASK).tolist() == expected.tolist()
+
+
 def test_what_has_a_gradient_keeps_it() -> None:
     values = torch.tensor([[1.0, torch.nan]], requires_grad=True)
     for function in (masked, blank_padding):
@@ -134,6 +143,13 @@ def test_nan_among_valid_tokens_is_found_and_nothing_else(monkeypatch, dtype: to
     assert any_nan(TABLE.to(dtype)).tolist() == [True, False, True, False, False]
     assert any_nan(TABLE.to(dtype), mask).tolist() == [True, False, False, False, False]
     assert any_nan(torch.stack([TABLE, TABLE], -1).to(dtype)).tolist() == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_nan_of_one_byte_is_found(dtype: torch.dtype) -> None:
+    table = torch.tensor([[np.nan, 1.0], [1.0, np.nan]]).to(dtype)
+    assert any_nan(table).tolist() == [True, True]
+    assert any_nan(table, torch.tensor([[True, True], [True, False]])).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bfloat16, torch.float64], ids=str)

@@ -87,6 +87,16 @@ def test_of_free_blocks_the_smallest_is_used_and_the_oldest_are_given_back(monke
     assert blocks() == [6144, 40960]
 
 
+def test_what_was_in_use_at_one_time_is_given_back_though_a_step_needs_no_other_size(monkeypatch) -> None:
+    monkeypatch.setattr(storage, "MOST_KEPT", 2)
+    many = [empty(SHAPE, torch.float32) for _ in range(5)]
+    assert len(blocks()) == 5
+    del many
+    tensor = empty(SHAPE, torch.float32)
+    assert len(blocks()) == 2
+    assert tensor.data_ptr() in storage.places_in_use()
+
+
 def test_each_thread_has_memory_of_its_own() -> None:
     place, seen = empty(SHAPE, torch.float32).data_ptr(), []
     thread = threading.Thread(target=lambda: seen.append(empty(SHAPE, torch.float32).data_ptr()))
