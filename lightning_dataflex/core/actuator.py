@@ -74,7 +74,8 @@ class Actuator(ABC):
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
         """Numbers (N,) that say as much to `act` as this rank's batch does; None where there are none.
 
-        They travel to the other ranks in place of the fields that the rule requires.
+        They travel to the other ranks in place of the fields that the rule requires. On one process the ids of groups
+        are numbers from 0 in each batch, except for what `remembers`.
         """
         return None if self.requires else {}
 

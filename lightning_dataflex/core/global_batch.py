@@ -23,6 +23,9 @@ class Part(Protocol):
     @property
     def requires(self) -> Iterable[str]: ...
 
+    @property
+    def remembers(self) -> bool: ...
+
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None: ...
 
 
@@ -72,6 +75,9 @@ def in_brief(batch: RolloutBatch, parts: Iterable[Part], *, alone: bool = False)
         parts: What reads it.
         alone: Whether there is no other rank, so that ids have to tell groups of this batch apart and no others.
     """
+    parts = list(parts)
+    # What remembers may do so under the ids of groups.
+    alone = alone and not any(part.remembers for part in parts)
     lowest = batch.unchecked_mask()
     own = rewards_and_groups(batch, alone=alone) | {"num_tokens": batch.num_tokens}
     columns = _told(batch.alone() if alone else batch, parts)

@@ -98,7 +98,7 @@ def told_apart(values: Any, name: str = "uid") -> ToldApart:
         return ToldApart(distinct, index)
     if any(isinstance(item, Tensor) for item in distinct):
         distinct, index = _places([_number(item, name) if isinstance(item, Tensor) else item for item in items], name)
-    if None in distinct:
+    if any(item is None for item in distinct):
         raise ValueError(f"{name} of sample {items.index(None)} is None. Give every sample the id of its group.")
     if any(item != item for item in distinct):
         raise ValueError(f"{name} holds NaN. Give every sample the id of its group.")
@@ -115,7 +115,7 @@ def _edges(values: np.ndarray) -> np.ndarray:
     changes = np.ones(len(values) + 1, bool)
     # What cannot be compared stands for itself, to be judged by what it is.
     with contextlib.suppress(Exception):
-        changes[1:-1] = values[1:] != values[:-1]
+        changes[1:-1] = ~(values[1:] == values[:-1])
     return np.flatnonzero(changes)
 
 

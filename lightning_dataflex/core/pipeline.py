@@ -34,6 +34,7 @@ class _WholeAdvantages:
     """Reads the advantages of all tokens: those of weights that are scaled by them."""
 
     requires = ("advantages",)
+    remembers = False
 
     def columns(self, batch: RolloutBatch) -> None:
         return None

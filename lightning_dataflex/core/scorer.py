@@ -129,7 +129,8 @@ class Scorer(Metric):
     def columns(self, batch: RolloutBatch) -> dict[str, Tensor] | None:
         """Numbers (N,) that say as much to `score` as this rank's batch does, under the names of fields.
 
-        They travel to the other ranks in place of the fields that the scorer requires. None where there are none.
+        They travel to the other ranks in place of the fields that the scorer requires. None where there are none. On
+        one process the ids of groups are numbers from 0 in each batch, except for what `remembers`.
         """
         return None
 

@@ -25,8 +25,8 @@ BATCH = {"response_mask": MASK, "rm_scores": REWARDS, "uid": ["a", "b"], "temper
 class Part:
     """Reads fields, or says what it has to know in columns."""
 
-    def __init__(self, *requires: str, columns: Any = None) -> None:
-        self.requires, self.given = requires, columns
+    def __init__(self, *requires: str, columns: Any = None, remembers: bool = False) -> None:
+        self.requires, self.given, self.remembers = requires, columns, remembers
 
     def columns(self, batch: RolloutBatch) -> Any:
         return self.given
@@ -78,6 +78,8 @@ def test_a_batch_in_brief_has_what_was_said_and_its_settings() -> None:
     assert torch.equal(brief["uid"], batch.group_ids)
     alone = in_brief(batch, [Part("rm_scores", columns={})], alone=True)
     assert (alone["uid"].tolist(), alone.groups[1]) == ([0, 1], 2)
+    lasting = in_brief(batch, [Part(columns={}), Part("rm_scores", columns={}, remembers=True)], alone=True)
+    assert (lasting["uid"].tolist(), lasting.groups[1]) == (batch.group_ids.tolist(), 2)
     bare = in_brief(RolloutBatch({"response_mask": MASK}), [Part(columns={})])
     assert (bare.keys(), bare.num_samples) == (["num_tokens"], 2)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dataflex import Pipeline, RolloutBatch
+from lightning_dataflex import Pipeline, RolloutBatch, Scorer, build
 from lightning_dataflex.core import ids
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.history import PromptHistory, Visits
@@ -86,6 +86,61 @@ def test_arrays_of_anything_are_told_apart_as_lists_are() -> None:
     array[3] = np.ones(2)
     with pytest.raises(ValueError, match="uid holds values that cannot be compared"):
         told_apart(array)
+
+
+class Unlike:
+    """Is different from everything but itself, and does not say so."""
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "unlike"
+
+
+class Code(str):
+    """Goes with other texts alone."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, str)
+        return str.__eq__(self, other)
+
+
+@pytest.mark.parametrize("values", [["a", Unlike(), "b"], [Code("a"), Code("a"), "b"]], ids=["ne", "eq"])
+def test_ids_that_compare_in_their_own_way_are_told_apart_in_an_array_as_in_a_list(values: list[Any]) -> None:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    assert told_apart(array).index.tolist() == told_apart(values).index.tolist()
+    assert len(told_apart(array).ids.unique()) == len(set(values))
+
+
+class LastVisit(Scorer):
+    """1 for a group that an earlier batch had, too: a rule of an author that says in columns what it reads."""
+
+    requires = ("uid",)
+    remembers = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> torch.Tensor:
+        names = batch.group_ids.tolist()
+        scores = torch.tensor([float(name in self.seen) for name in names])
+        self.seen |= set(names)
+        return scores
+
+    def columns(self, batch: RolloutBatch) -> dict[str, torch.Tensor]:
+        return {"uid": batch.group_ids}
+
+
+def test_what_is_remembered_under_the_id_of_a_group_is_found_under_no_other() -> None:
+    pipeline = Pipeline(LastVisit(), build("selector", "threshold_band", low=0.5, high=2.0))
+    keeps = [pipeline.decide(read(uid=uid)).keep.tolist() for uid in (["a", "b"], ["c", "a"], ["d", "c"])]
+    assert keeps == [[False, False], [False, True], [False, True]]
 
 
 def test_texts_are_hashed_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
