@@ -358,10 +358,12 @@ class DataFlexCallback(Callback):
     ) -> None:
         """Log what was decided. The numbers are those of the global batch: there is nothing to reduce over ranks."""
         self._check_fired(pl_module)
-        if self._reading is not None:
-            nothing = pl_module.automatic_optimization and (not outputs or outputs.get("loss") is None)
-            self._reading.end_step(has_loss=not nothing)
         assert self.team is not None
+        if self._reading is not None:
+            # Under manual optimisation several rollouts may be collected before any is trained on.
+            automatic = pl_module.automatic_optimization
+            has_loss = bool(outputs) and outputs.get("loss") is not None if automatic else self.team.has_stepped
+            self._reading.end_step(has_loss=has_loss)
         metrics: dict[str, Any] = {}
         batch_size = 1
         if self.steering is not None:

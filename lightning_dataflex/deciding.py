@@ -74,6 +74,11 @@ class Deciding:
             self._whole_groups.begin_batch(new_step=new_step)
         self._decisions, self._masks = [], []
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimiser has made a step in this training batch."""
+        return any(window.has_stepped for window in self._windows)
+
     def decide(self, batch: RolloutBatch, step: int) -> Decision:
         """The decision on a rollout batch that the loss is to be computed on."""
         decision = self.asked(batch, step)

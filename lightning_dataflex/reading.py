@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,12 +72,13 @@ class FirstReading:
         )
 
     @classmethod
-    def of_selection(cls, name: str, key: str) -> FirstReading:
-        """That of a callback whose decision is in the mask and in the weights."""
+    def of_selection(cls, name: str, keys: Sequence[str]) -> FirstReading:
+        """That of a callback whose decision is in each of several fields, such as the mask and the weights."""
+        *others, last = map(repr, keys)
         return cls(
-            ["response_mask", key],
-            f"The selection of {name} had no effect: the training step has read neither 'response_mask' nor {key!r} of "
-            "the batch with the decision. Compute the loss from that batch: batch = self.dataflex(batch), with a "
+            keys,
+            f"The selection of {name} had no effect: the training step has read neither {', '.join(others)} nor {last} "
+            "of the batch with the decision. Compute the loss from that batch: batch = self.dataflex(batch), with a "
             "DataFlexPoint.",
         )
 
@@ -97,8 +98,8 @@ class FirstReading:
         """A batch with its fields watched."""
         rollout = RolloutBatch.of(batch, fields)
         there = {key: rollout[key] for key in self.keys if key in rollout}
-        # A list does not show whether it is read.
-        if self._is_over or not all(isinstance(value, Tensor) for value in there.values()):
+        # A list, or a tensor of a class of its own, does not show whether it is read.
+        if self._is_over or not all(type(value) is Tensor for value in there.values()):
             return batch
         return rollout.replaced({key: self.watched(key, value) for key, value in there.items()})
 

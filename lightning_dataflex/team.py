@@ -79,7 +79,16 @@ class Team:
         masking = [each for each in deciding if each.config.drop == "mask"]
         if not masking or len(masking) < len(deciding) or self.leader is not None:
             return None
-        return FirstReading.of_selection(masking[0].name, masking[0].config.weights_key)
+        keys = ["response_mask", masking[0].config.weights_key]
+        if any(each.pipeline.actuator.changes_advantages for each in masking):
+            # What is not kept has none.
+            keys.insert(1, "advantages")
+        return FirstReading.of_selection(masking[0].name, keys)
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether an optimiser has made a step in this training batch."""
+        return any(each.deciding is not None and each.deciding.has_stepped for each in self.members)
 
     def log_prefix(self, member: DataFlexCallback) -> str:
         """`dataflex/`, and a label only where several callbacks log: the mechanism, if that says which."""

@@ -49,14 +49,14 @@ class StepWindow:
     """
 
     def __init__(self, optimizer: Optimizer, *, sharded: bool = False) -> None:
-        self._any_kept = self._any_dropped = self._stepped = False
+        self._any_kept = self._any_dropped = self.has_stepped = False
         self._sharded = sharded
         self.detach = optimizer.register_step_pre_hook(self._before_step).remove
 
     def begin_batch(self) -> None:
         """A new training batch: forget what the last step has used."""
-        if self._stepped:
-            self._any_kept = self._any_dropped = self._stepped = False
+        if self.has_stepped:
+            self._any_kept = self._any_dropped = self.has_stepped = False
 
     def add(self, *, any_kept: bool, any_dropped: bool) -> None:
         """Samples are about to be back-propagated, of which some were kept, and some were dropped."""
@@ -88,7 +88,7 @@ class StepWindow:
         optimiser leaves them alone. A minibatch may hold no kept sample although its rollout does: its
         gradients are then zero everywhere.
         """
-        self._stepped = True
+        self.has_stepped = True
         if not self._any_dropped:
             return
         total = _gradient_size(optimizer)

@@ -185,9 +185,10 @@ def test_what_does_not_show_whether_it_is_read_is_not_warned_of() -> None:
         fit(OwnMask(), [select(drop="rows")], [rollout(0), rollout(1)])
         fit(OwnMask(), [select(), select(drop="rows", label="other")], [rollout(0), rollout(1)])
         fit(Lost(), [select(enforce=False)], [rollout(0), rollout(1)])
-        reading = FirstReading.of_selection("select", "rollout_is_weights")
-        reading.watched_in({"response_mask": [[1, 1]], "rollout_is_weights": torch.ones(1, 2)}, {})
-        reading.end_step()
+        for mask in ([[1, 1]], torch.ones(1, 2).as_subclass(type("Mask", (torch.Tensor,), {}))):
+            reading = FirstReading.of_selection("select", ["response_mask", "rollout_is_weights"])
+            reading.watched_in({"response_mask": mask, "rollout_is_weights": torch.ones(1, 2)}, {})
+            reading.end_step()
 
 
 class OwnLength(flowing.Rolling):
@@ -202,3 +203,46 @@ def test_a_selection_that_fresh_rollouts_have_replaced_is_not_warned_of() -> Non
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*had no effect.*")
         flowing.fit([flowing.dapo()], flowing.Prompts(["mixed"] * 8), OwnLength())
+
+
+class Collecting(Toy):
+    """Trains on every other step, on two rollouts."""
+
+    def __init__(self) -> None:
+        super().__init__(manual=True)
+        self.collected: list[Any] = []
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.collected.append(self.dataflex(batch))
+        if len(self.collected) == 2:
+            self.optimizers().zero_grad()
+            self.manual_backward(sum(self._loss(each) for each in self.collected))
+            self.optimizers().step()
+            self.collected = []
+
+
+@pytest.mark.parametrize("callback", [select, reweight])
+@pytest.mark.parametrize(
+    ("module", "num_warnings"), [(Collecting, 0), (type("DeafCollecting", (Collecting, OwnMask), {}), 1)]
+)
+def test_rollouts_that_are_trained_on_later_are_read_later(module: Any, callback: Any, num_warnings: int) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(module(), [callback()], [rollout(seed) for seed in range(6)])
+    assert sum("had no effect" in str(each.message) for each in caught) == num_warnings
+
+
+class ByAdvantage(Toy):
+    """Reads of the decision the advantages alone, which are 0 for what is not kept."""
+
+    def _loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        advantages = torch.where(batch["advantages"].isnan(), 0.0, batch["advantages"])
+        return (self.linear(batch["features"]).sum(-1) * advantages).sum()
+
+
+def test_advantages_of_the_kept_samples_are_a_decision_too() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*had no effect.*")
+        fit(ByAdvantage(), [DataFlexCallback("select", "outcome", "max_variance")], [rollout(0), rollout(1)])
+    with pytest.warns(UserWarning, match="read neither 'response_mask', 'advantages' nor 'rollout_is_weights' of"):
+        fit(Lost(), [DataFlexCallback("select", "outcome", "max_variance")], [rollout(0), rollout(1)])
