@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning_dataflex.core.containers import ORIGINAL, Arguments, is_batch
-from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
+from lightning_dataflex.core.fields import FIELDS
+from lightning_dataflex.core.rollout import RolloutBatch
 
 Updates = Callable[[RolloutBatch], Mapping[str, Any]]
 """The fields to put into a rollout batch; none to leave it as it is."""

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lightning_dataflex.core.fields import ALIASES
 from lightning_dataflex.core.plain import plain, restored
-from lightning_dataflex.core.rollout import ALIASES, RolloutBatch
+from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken
 from lightning_dataflex.sync import Group, exchanged, num_ranks, own_rank
 

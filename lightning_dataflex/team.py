@@ -20,9 +20,10 @@ from lightning_dataflex.core.summary import Summary
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.flow import RolloutFlow
 from lightning_dataflex.gate import Gate
-from lightning_dataflex.mount import BatchMount, PointMount, Relay
+from lightning_dataflex.mount import BatchMount, PointMount
 from lightning_dataflex.reading import FirstReading
 from lightning_dataflex.refill import Refill
+from lightning_dataflex.relay import Relay
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule

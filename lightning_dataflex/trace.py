@@ -12,7 +12,8 @@ import torch
 
 from lightning_dataflex.asking import holds_first_copy
 from lightning_dataflex.core.decision import Decision
-from lightning_dataflex.core.rollout import RolloutBatch, is_per_sample
+from lightning_dataflex.core.fields import is_per_sample
+from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.summary import REASONS
 from lightning_dataflex.sync import Group, exchanged, num_ranks, own_rank
 from lightning_dataflex.trace_files import COLUMNS, Part

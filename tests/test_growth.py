@@ -15,7 +15,7 @@ import lightning_dataflex as df
 from benchmarks.memory import Counted, num_calls, peak_bytes
 from lightning_dataflex.core import rollout
 from lightning_dataflex.functional import blocks
-from lightning_dataflex.mount import Relay
+from lightning_dataflex.relay import Relay
 
 NUM_GROUPS = 48
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.compat import check_estimator
 from lightning_dataflex.core.containers import ORIGINAL
+from lightning_dataflex.core.fields import FIELDS
 from lightning_dataflex.core.files import check_trace_path
 from lightning_dataflex.core.registry import nearest
-from lightning_dataflex.core.rollout import FIELDS
 from lightning_dataflex.functional.choices import shown
 
 Mechanism = Literal["select", "reweight", "mix"]

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from lightning_dataflex.core.fields import is_per_sample
 from lightning_dataflex.core.home import at_home
-from lightning_dataflex.core.rollout import RolloutBatch, is_per_sample
+from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.packing import Columns
 from lightning_dataflex.sync import Group, exchanged, num_ranks
 

@@ -14,12 +14,13 @@ from lightning_dataflex.core.actuator import Actuator, Mixer, Reweighter, Select
 from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Scope
 from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.fields import FIELDS
 from lightning_dataflex.core.global_batch import global_batch, in_brief
 from lightning_dataflex.core.home import at_home
 from lightning_dataflex.core.ids import ToldApart
 from lightning_dataflex.core.memory import memory_of, recall
 from lightning_dataflex.core.registry import nearest, registered_name
-from lightning_dataflex.core.rollout import FIELDS, RolloutBatch
+from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import measure_of
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers, scaled

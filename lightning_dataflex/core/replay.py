@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.checks import check_whole, is_whole
+from lightning_dataflex.core.fields import is_per_sample
 from lightning_dataflex.core.files import check_file, check_size
 from lightning_dataflex.core.ids import prompt_ids
-from lightning_dataflex.core.rollout import RolloutBatch, by_prompt, is_per_sample
+from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
 from lightning_dataflex.core.sample_group import SampleGroup
 from lightning_dataflex.core.samples import Layout, joined, per_sample, rebuilt, taken, trimmed
 from lightning_dataflex.functional.advantages import group_advantages

@@ -1,39 +1,21 @@
-"""One reading of any rollout batch: the one place that knows field names."""
+"""One reading of any rollout batch: what its fields mean."""
 
 from __future__ import annotations
 
-import difflib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.containers import ORIGINAL, as_array, as_tensor, copy_with, is_batch, stores, write
+from lightning_dataflex.core.fields import Fields, is_per_sample
 from lightning_dataflex.core.ids import ToldApart, told_apart
 from lightning_dataflex.core.numbers import as_numbers, dense
 from lightning_dataflex.functional import scoring
 from lightning_dataflex.functional.blocks import blank_padding
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.tokens import mask_read, num_valid
-
-FIELDS = (
-    "response_mask",
-    "advantages",
-    "rm_scores",
-    "old_log_probs",
-    "entropies",
-    "ref_log_probs",
-    "rollout_log_probs",
-    "teacher_log_probs",
-    "rollout_step",
-    "uid",
-    "domain",
-    "rollout_is_weights",
-)
-"""The fields of a rollout batch."""
 
 READ_ONCE = (
     "response_mask",
@@ -47,11 +29,8 @@ READ_ONCE = (
 )
 """What a reading remembers of the original fields."""
 
-ALIASES = {"rm_scores": "token_level_scores", "ref_log_probs": "ref_log_prob", "prompt_id": "uid"}
-"""The second name under which a batch may carry a field: verl's; prompts whose group is named after them."""
 
-
-class RolloutBatch:
+class RolloutBatch(Fields):
     """A rollout batch of any type, read by the field names of this project.
 
     Reads a dict or any other mapping (Hugging Face's `BatchEncoding` and `ModelOutput` included), a `TensorDict`,
@@ -71,84 +50,18 @@ class RolloutBatch:
         ['a', 'a']
     """
 
-    def __init__(self, source: Any, fields: Mapping[str, str] | None = None) -> None:
-        if not is_batch(source):
-            raise TypeError(
-                f"A rollout batch cannot be a {type(source).__name__}. "
-                "Give a dict, a TensorDict, a dataclass or a NamedTuple."
-            )
-        self.source = source
-        self.fields = dict(fields or {})
-
     @classmethod
     def of(cls, batch: Any, fields: Mapping[str, str] | None = None) -> RolloutBatch:
         """The batch itself if it is a `RolloutBatch`, else one that reads it."""
         return batch if isinstance(batch, RolloutBatch) else RolloutBatch(batch, fields)
 
-    # -- by name ---------------------------------------------------------------------------------------------------
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._found(name) is not None
-
-    def __getitem__(self, name: str) -> Any:
-        found = self._found(name)
-        if found is None:
-            raise KeyError(self.missing(name))
-        store, key = found
-        return store[key]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
-
     def __setitem__(self, name: str, value: Any) -> None:
-        write(self.source, self.fields.get(name, name), value)
+        super().__setitem__(name, value)
         for name in READ_ONCE:
             vars(self).pop(name, None)
 
-    def keys(self) -> list[str]:
-        """Field names as the batch has them."""
-        return [key for store in stores(self.source) for key in store]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys())
-
     def __len__(self) -> int:
         return self.num_samples
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(map(str, self.keys()))})"
-
-    @property
-    def batch(self) -> FieldView:
-        """The fields as tensors, where they can be: `.batch["advantages"]`."""
-        return FieldView(self, lambda name: as_tensor(self[name]))
-
-    @property
-    def non_tensor_batch(self) -> FieldView:
-        """The fields as NumPy arrays: `.non_tensor_batch["uid"]`."""
-        return FieldView(self, lambda name: as_array(self[name]))
-
-    def _found(self, name: str) -> tuple[Any, str] | None:
-        held = stores(self.source)
-        # A mapped field is read under that name alone: another that happens to be there was not asked for.
-        for key in (self.fields[name],) if name in self.fields else (name, ALIASES.get(name)):
-            for store in held:
-                if key is not None and key in store:
-                    return store, key
-        return None
-
-    def missing(self, name: str) -> str:
-        """What to tell the user when a field is missing."""
-        has = [str(key) for key in self.keys() if not str(key).startswith(ORIGINAL)]
-        # What has a meaning of its own is not what is missing under another name.
-        near = (difflib.get_close_matches(name, [key for key in has if key not in FIELDS], 1) or ["..."])[0]
-        return (
-            f"The rollout batch has no field {name!r}. It has: {', '.join(has) or 'no fields'}. "
-            f'If it carries it under another name, map it: fields={{"{name}": "{near}"}}.'
-        )
 
     def require(self, names: Iterable[str]) -> None:
         """Raise a ValueError for the first field that the batch lacks, or that has another number of samples."""
@@ -158,10 +71,6 @@ class RolloutBatch:
             value = self.original(name)
             if is_per_sample(value):
                 self.check_rows(name, value)
-
-    def replaced(self, values: Mapping[str, Any]) -> Any:
-        """A shallow copy of the source with these fields; the source itself stays as it is."""
-        return copy_with(self.source, {self.fields.get(name, name): value for name, value in values.items()})
 
     def after(self, source: Any) -> RolloutBatch:
         """This reading of a copy with other decisions in it: what the original fields say is not read again.
@@ -177,13 +86,6 @@ class RolloutBatch:
         later = RolloutBatch(source, self.fields)
         vars(later).update({name: value for name, value in vars(self).items() if name in READ_ONCE})
         return later
-
-    # -- by meaning ------------------------------------------------------------------------------------------------
-
-    def original(self, name: str) -> Any:
-        """The field as it was before any decision on this batch, None where there is none."""
-        found = self._found(ORIGINAL + name) or self._found(name)
-        return None if found is None else found[0][found[1]]
 
     @functools.cached_property
     def response_mask(self) -> Tensor | None:
@@ -342,11 +244,6 @@ class RolloutBatch:
             )
 
 
-def is_per_sample(value: Any) -> bool:
-    """Whether a field has an entry for each sample, and is no setting of the whole batch."""
-    return isinstance(value, (list, tuple)) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0)
-
-
 def by_prompt(batch: RolloutBatch) -> RolloutBatch:
     """The batch with a `prompt_id`: under its mapped name, or where it has none of that name under its own.
 
@@ -364,25 +261,3 @@ def by_prompt(batch: RolloutBatch) -> RolloutBatch:
 def _exact_device(tensor: Tensor) -> Tensor:
     # Statistics are summed in float64, which Apple's GPUs do not have.
     return tensor.cpu() if tensor.device.type == "mps" else tensor
-
-
-class FieldView(Mapping[str, Any]):
-    """The fields of a batch, each read through a function of its name."""
-
-    def __init__(self, batch: RolloutBatch, read: Callable[[str], Any]) -> None:
-        self._batch, self._read = batch, read
-
-    def __getitem__(self, name: str) -> Any:
-        return self._read(name)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._batch[name] = value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._batch
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._batch.keys())
-
-    def __len__(self) -> int:
-        return len(self._batch.keys())

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from lightning_dataflex.core.checks import MOST_NESTED
 from lightning_dataflex.core.containers import ORIGINAL, copy_with, is_verl, stores
+from lightning_dataflex.core.fields import ALIASES, FIELDS, is_per_sample
 from lightning_dataflex.core.numbers import as_numbers, check_rows_apart
-from lightning_dataflex.core.rollout import ALIASES, FIELDS, RolloutBatch, is_per_sample
+from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.packing import Block
 from lightning_dataflex.packing import joined as joined_columns
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.containers import as_tensor
+from lightning_dataflex.core.fields import FieldView, is_per_sample
 from lightning_dataflex.core.numbers import dense
-from lightning_dataflex.core.rollout import FieldView, RolloutBatch, is_per_sample
+from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional.blocks import blank_padding
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.scoring import unscored

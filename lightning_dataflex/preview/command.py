@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from lightning_dataflex.core.checks import check_whole
+from lightning_dataflex.core.fields import FIELDS
 from lightning_dataflex.core.files import check_config_file
 from lightning_dataflex.core.registry import nearest
-from lightning_dataflex.core.rollout import FIELDS
 from lightning_dataflex.preview.replay import Preview, preview_of
 from lightning_dataflex.preview.report import report
 from lightning_dataflex.preview.rollouts import NAMES, rollouts_of

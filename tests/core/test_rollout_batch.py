@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lightning_dataflex import RolloutBatch
-from lightning_dataflex.core.rollout import by_prompt, is_per_sample
+from lightning_dataflex.core.fields import is_per_sample
+from lightning_dataflex.core.rollout import by_prompt
 
 NAN = float("nan")
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
