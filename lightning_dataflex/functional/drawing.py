@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.selection import top
 from lightning_dataflex.functional.visits import uniform
 
 
@@ -29,11 +30,7 @@ def drawn(log_chances: Tensor, num: int, ids: Tensor, *key: int) -> Tensor:
     """
     gumbel = -(-uniform(ids, *key).log()).log()
     order = torch.where(log_chances.isnan().cpu(), -torch.inf, log_chances.double().cpu() + gumbel)
-    best = torch.argsort(order, descending=True, stable=True)[:num]
-    best = best[order[best] > -torch.inf]
-    keep = torch.zeros(len(log_chances), dtype=torch.bool, device=log_chances.device)
-    keep[best.to(keep.device)] = True
-    return keep
+    return (top(order, num) & (order > -torch.inf)).to(log_chances.device)
 
 
 def rank_power(num: int, keep: float) -> Tensor:

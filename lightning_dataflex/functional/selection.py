@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.groups import TOLERANCE
 from lightning_dataflex.functional.tokens import flat_values
-from lightning_dataflex.functional.weighting import quantile
+from lightning_dataflex.functional.weighting import order_statistics, quantile
 
 
 def in_band(scores: Tensor, low: float, high: float, *, closed: bool = False) -> Tensor:
@@ -62,13 +62,28 @@ def top_fraction(scores: Tensor, fraction: float, *, largest: bool = True, valid
     """
     valid = torch.ones_like(scores, dtype=torch.bool) if valid is None else valid
     eligible = valid & ~scores.isnan()
-    num = share(valid.sum(), fraction)
-    # Only eligible scores are ranked: a worst value that stood in for the others would tie with an infinite score.
-    order = eligible.nonzero().flatten()
-    order = order[torch.argsort(scores[order], descending=largest, stable=True)]
-    keep = torch.zeros_like(eligible)
-    keep[order[: int(num)]] = True
-    return keep
+    return top(torch.where(eligible, scores, torch.nan), int(share(valid.sum(), fraction)), largest=largest)
+
+
+def top(scores: Tensor, num: int, *, largest: bool = True) -> Tensor:
+    """The `num` largest (or smallest) scores; of equal ones the earlier stays, NaN never.
+
+    Args:
+        scores: (N,).
+
+    Example:
+        >>> top(torch.tensor([0.9, torch.nan, 0.5, 0.5]), 2)
+        tensor([ True, False,  True, False])
+    """
+    values = flat_values(scores, ~scores.isnan())
+    num = min(num, len(values))
+    if not num:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    (limit,) = order_statistics(values, [len(values) - num if largest else num - 1], overwrite_input=True)
+    inside = scores > limit if largest else scores < limit
+    # The earliest of those on the limit fill up what is left.
+    on_it = scores == limit
+    return inside | (on_it & (on_it.cumsum(0) <= num - inside.sum()))
 
 
 def share(count: Tensor, fraction: float) -> Tensor:
@@ -91,12 +106,8 @@ def nearest_to(scores: Tensor, target: float, num: int) -> Tensor:
         >>> nearest_to(torch.tensor([0.9, 0.55, 0.2, 0.48, 0.5]), 0.5, 3)
         tensor([False,  True, False,  True,  True])
     """
-    eligible = (~scores.isnan()).nonzero().flatten()
     # On a grid, so that 0.4 and 0.6 are as near to 0.5.
-    distance = ((scores[eligible].double() - target).abs() / TOLERANCE).round()
-    keep = torch.zeros_like(scores, dtype=torch.bool)
-    keep[eligible[torch.argsort(distance, stable=True)[:num]]] = True
-    return keep
+    return top(((scores.double() - target).abs() / TOLERANCE).round(), num, largest=False)
 
 
 def top_tokens(scores: Tensor, response_mask: Tensor, fraction: float) -> Tensor:

@@ -6,6 +6,8 @@ stays that of the unweighted loss and only the emphasis moves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -150,21 +152,27 @@ def quantile(values: Tensor, q: float, *, overwrite_input: bool = False) -> Tens
     # What rounding adds to a whole place would fall between two values.
     place = round(place) if abs(place - round(place)) < 1e-9 * max(1.0, place) else place
     below = int(place)
-    low, high = _order_statistics(values, [below, min(below + 1, len(values) - 1)], overwrite_input)
+    places = [below, min(below + 1, len(values) - 1)]
+    low, high = order_statistics(values, places, overwrite_input=overwrite_input)
     # Beside an infinite value the nearer neighbour is taken: interpolating would give NaN.
     nearer = low if place - below < 0.5 else high
     between = torch.lerp(low.double(), high.double(), place - below)
     return torch.where(low.isfinite() & high.isfinite(), between, nearer)
 
 
-def _order_statistics(values: Tensor, places: list[int], overwrite: bool) -> list[Tensor]:
-    """The values at these places of the sorted ones."""
+def order_statistics(values: Tensor, places: Sequence[int], *, overwrite_input: bool = False) -> list[Tensor]:
+    """The values at these places, from 0, of the sorted ones, without a sort.
+
+    Example:
+        >>> order_statistics(torch.tensor([5.0, 1.0, 3.0]), [0, 1])
+        [tensor(1.), tensor(3.)]
+    """
     if values.device.type != "cpu":
         return [values.kthvalue(place + 1).values for place in places]
     # NumPy finds all in one pass, and keeps no index of each value beside it; it knows no bfloat16 and no gradient.
     array = (values.float() if values.dtype == torch.bfloat16 else values).detach().numpy()
-    array = array if overwrite else array.copy()
-    array.partition(places)
+    array = array if overwrite_input else array.copy()
+    array.partition(list(places))
     return [torch.from_numpy(array)[place].clone() for place in places]
 
 
