@@ -27,7 +27,10 @@ class Counted(TorchDispatchMode):
         self.num_numbers = self.most_bytes = 0
         self._known: dict[int, StorageWeakRef] = {}
         self._new: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __enter__(self) -> Any:
         self._places_before = places_in_use()
+        return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]

@@ -269,7 +269,7 @@ class DataFlexCallback(Callback):
         # Of several at the point the last acts last, of several around the training step the first.
         if self is self.team.members[0 if isinstance(mount, BatchMount) else -1]:
             mount.finish = self._finished
-            self._reading = None if isinstance(mount, GradientMount) else self.team.reading
+            self._reading = None if isinstance(mount, GradientMount) else self.team.first_reading()
             if self._reading is not None:
                 mount.watch = self._reading.watched
         return mount
@@ -362,8 +362,8 @@ class DataFlexCallback(Callback):
         if self._reading is not None:
             # Under manual optimisation several rollouts may be collected before any is trained on.
             automatic = pl_module.automatic_optimization
-            has_loss = bool(outputs) and outputs.get("loss") is not None if automatic else self.team.has_stepped
-            self._reading.end_step(has_loss=has_loss)
+            has_trained = bool(outputs) and outputs.get("loss") is not None if automatic else self.team.has_stepped
+            self._reading.end_step(has_trained=has_trained)
         metrics: dict[str, Any] = {}
         batch_size = 1
         if self.steering is not None:

@@ -50,7 +50,7 @@ class Watched(Tensor):
 
 
 class FirstReading:
-    """Watches fields of the first batch with a decision, and warns if the training step did nothing with them.
+    """Watches fields of batches with a decision until a step has trained, and warns if nothing was done with them.
 
     Args:
         keys: The fields that show whether the decision is read, by this project's names; one of them is enough.
@@ -103,19 +103,20 @@ class FirstReading:
             return batch
         return rollout.replaced({key: self.watched(key, value) for key, value in there.items()})
 
-    def end_step(self, *, has_loss: bool = True) -> None:
+    def end_step(self, *, has_trained: bool = True) -> None:
         """The training step is over: warn of a decision that nobody has read.
 
         Args:
-            has_loss: Whether there was anything to read it for; else the next step is watched.
+            has_trained: Whether anything was trained on in it; else what it was given may be read in a later one.
         """
         if not self._given:
             return
         unread = not any(value.was_read for value in self._given)
-        if unread and has_loss:
+        if unread and not has_trained:
+            return
+        if unread:
             rank_zero_warn(self.message, UserWarning)
         self.stop()
-        self._is_over = has_loss or not unread
 
     def stop(self) -> None:
         """Watch no more."""

@@ -13,7 +13,8 @@ from lightning_dataflex.core.rollout import RolloutBatch
 class Relay:
     """The reading of a batch, for the callback that acts next on it: its ids are told apart once.
 
-    A hook of somebody else may have had the batch in between: one whose fields are others is read anew.
+    A hook of somebody else may have had the batch in between: if a field is another, or a tensor was written to, it is
+    read anew. What is written into a list or an array is not seen.
     """
 
     def __init__(self) -> None:

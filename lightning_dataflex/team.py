@@ -69,8 +69,7 @@ class Team:
         trim = any(each.config.trim for each in self.members)
         return compacted(RolloutBatch(batch, fields), self.layout, trim=trim)
 
-    @property
-    def reading(self) -> FirstReading | None:
+    def first_reading(self) -> FirstReading | None:
         """What shows whether the module reads the decisions, where they can be lost on it."""
         deciding = [each for each in self.members if each.config.enforce and isinstance(each.pipeline, Pipeline)]
         for each in deciding:

@@ -31,7 +31,7 @@ class Decision:
         summary: What became of each sample of the global batch, for the log.
         rows: Which samples of the global batch are this rank's.
         num_kept: Kept samples (or tokens) of the global batch.
-        groups: Those of the global batch, where it has any.
+        told_apart: The groups of the global batch, where it has any.
         fell_back: The rule kept nothing anywhere, and every sample that has a score is kept in its place.
     """
 
@@ -42,13 +42,13 @@ class Decision:
     summary: Summary
     rows: slice
     num_kept: int
-    groups: ToldApart | None = None
+    told_apart: ToldApart | None = None
     fell_back: bool = False
 
     @property
     def group_ids(self) -> Tensor | None:
         """(N,) of the global batch, where it has groups; see `stable_ids`."""
-        return None if self.groups is None else self.groups.ids
+        return None if self.told_apart is None else self.told_apart.ids
 
     @functools.cached_property
     def metrics(self) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ def global_batch(
     if num_ranks(group) == 1:
         batch = local()
         return (
-            in_brief(batch, parts, alone=True),
+            in_brief(batch, parts, local_ids=True),
             slice(0, batch.num_samples),
             {name: column() for name, column in more.items()},
         )
@@ -66,7 +66,7 @@ def global_batch(
     return RolloutBatch(_constants(local(), parts) | columns), rows, further
 
 
-def in_brief(batch: RolloutBatch, parts: Iterable[Part], *, alone: bool = False) -> RolloutBatch:
+def in_brief(batch: RolloutBatch, parts: Iterable[Part], *, local_ids: bool = False) -> RolloutBatch:
     """What these parts have to know of each sample as a batch of a few columns, where they can say; else the batch.
 
     Tables of tokens are then read once, whatever is done with the columns, which are in main memory.
@@ -74,21 +74,21 @@ def in_brief(batch: RolloutBatch, parts: Iterable[Part], *, alone: bool = False)
     Args:
         batch: That of this rank.
         parts: What reads it.
-        alone: Whether there is no other rank, so that ids have to tell groups of this batch apart and no others.
+        local_ids: Whether there is no other rank, so that ids have to tell groups of this batch apart and no others.
     """
     parts = list(parts)
     # What remembers may do so under the ids of groups.
-    alone = alone and not any(part.remembers for part in parts)
-    lowest = batch.unchecked_mask()
-    own = rewards_and_groups(batch, alone=alone) | {"num_tokens": batch.num_tokens}
-    columns = _told(batch.alone() if alone else batch, parts)
+    local_ids = local_ids and not any(part.remembers for part in parts)
+    lowest = batch.lowest_in_mask()
+    own = {"rm_scores": batch.outcomes} if "rm_scores" in batch else {}
+    columns = _told(batch.with_local_ids() if local_ids else batch, parts)
     if columns is None:
         batch.check_mask(lowest)
         return batch
-    brief = own | columns
-    groups = batch.told_apart.groups if "uid" in brief else None
-    if "uid" in brief:
-        brief["uid"] = groups[0] if alone and groups is not None else batch.told_apart.ids
+    brief = own | {"num_tokens": batch.num_tokens} | columns
+    groups = batch.told_apart.groups if "uid" in batch else None
+    if "uid" in batch:
+        brief["uid"] = groups[0] if local_ids and groups is not None else batch.told_apart.ids
     brief = at_home(brief | ({} if lowest is None else {LOWEST: lowest}))
     batch.check_mask(brief.pop(LOWEST, None))
     found = RolloutBatch(_constants(batch, parts) | brief)
@@ -152,11 +152,11 @@ def joint_columns(columns: Sequence[dict[str, Tensor] | None]) -> dict[str, Tens
     return found
 
 
-def rewards_and_groups(batch: RolloutBatch, *, alone: bool = False) -> dict[str, Tensor]:
-    """The reward and the group of each sample, where the batch has them; `alone` as in `in_brief`."""
+def rewards_and_groups(batch: RolloutBatch, *, local_ids: bool = False) -> dict[str, Tensor]:
+    """The reward and the group of each sample, where the batch has them; `local_ids` as in `in_brief`."""
     found = {}
     if "rm_scores" in batch:
         found["rm_scores"] = batch.outcomes
     if "uid" in batch:
-        found["uid"] = (batch.alone() if alone else batch).group_ids
+        found["uid"] = (batch.with_local_ids() if local_ids else batch).group_ids
     return found

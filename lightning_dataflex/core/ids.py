@@ -46,23 +46,23 @@ class ToldApart:
     """Values, such as the groups of samples, told apart.
 
     Attributes:
-        distinct: The distinct ones in the order in which they come first, as texts or as the ids of them; of integers,
-            which it would take a sort to tell apart, all.
+        values: The distinct ones in the order in which they come first, as texts or as the ids of them. Of integers,
+            which it would take a sort to tell apart, all as they come.
         index: (N,) which of them each value is; None of integers.
     """
 
-    distinct: list[str] | Tensor
+    values: list[str] | Tensor
     index: Tensor | None
 
     @property
     def groups(self) -> tuple[Tensor, int] | None:
         """The dense index (N,) of each, and how many there are; None of integers."""
-        return None if self.index is None else (self.index, len(self.distinct))
+        return None if self.index is None else (self.index, len(self.values))
 
     @functools.cached_property
     def ids(self) -> Tensor:
         """(N,) int64; see `stable_ids`."""
-        ids = self.distinct
+        ids = self.values
         if isinstance(ids, list):
             digests = bytearray().join([_digest("str", text) for text in ids])
             ids = torch.from_numpy(np.frombuffer(digests, "<i8").astype(np.int64))
@@ -89,8 +89,8 @@ def told_apart(values: Any, name: str = "uid") -> ToldApart:
         heads = values[edges[:-1]].tolist()
         if set(map(type, heads)) == {str}:
             # Where none comes again, each has its own place.
-            alone = len(set(heads)) == len(heads)
-            distinct, index = (heads, torch.arange(len(heads))) if alone else _places(heads, name)
+            none_again = len(set(heads)) == len(heads)
+            distinct, index = (heads, torch.arange(len(heads))) if none_again else _places(heads, name)
             return ToldApart(distinct, torch.from_numpy(np.repeat(index.numpy(), edges[1:] - edges[:-1])))
     items = values.tolist() if isinstance(values, (Tensor, np.ndarray)) else list(values)
     distinct, index = _places(items, name)
@@ -113,7 +113,7 @@ def told_apart(values: Any, name: str = "uid") -> ToldApart:
 def _edges(values: np.ndarray) -> np.ndarray:
     """Where an array has another value than in the place before, its two ends included."""
     changes = np.ones(len(values) + 1, bool)
-    # What cannot be compared stands for itself, to be judged by what it is.
+    # What cannot be compared, whatever its own == raises, stands for itself, to be judged by what it is.
     with contextlib.suppress(Exception):
         changes[1:-1] = ~(values[1:] == values[:-1])
     return np.flatnonzero(changes)

@@ -246,7 +246,7 @@ class Mixture:
     ) -> tuple[Tensor, Tensor, Tensor]:
         def own() -> tuple[dict[str, Tensor], int]:
             scores, valid = self._scores(
-                in_brief(local(), [self.scorer], alone=num_ranks(self.process_group) == 1), step_id
+                in_brief(local(), [self.scorer], local_ids=num_ranks(self.process_group) == 1), step_id
             )
             return {"score": scores, "valid": valid, "domain": domain()}, local().num_samples
 

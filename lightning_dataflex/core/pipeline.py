@@ -158,7 +158,7 @@ class Pipeline:
         # Read, and for a rule on rows also decided on, inside of the exchange, which tells the other ranks of an error.
         local = functools.cache(lambda: self._read(batch))
         if self.row_wise:
-            brief = functools.cache(lambda: in_brief(local(), self._parts, alone=self._alone))
+            brief = functools.cache(lambda: in_brief(local(), self._parts, local_ids=self._is_one_rank))
             acted = functools.cache(lambda: self._action(brief(), step_id, progress))
             numbers, rows = self._exchanged(brief, acted)
             action = acted()
@@ -221,7 +221,7 @@ class Pipeline:
         # What counts each sample once follows from the other numbers.
         by_advantage = self._scales and self._normalize == "abs_advantage"
         measure = measure_of(batch, action.weights, self._normalize) if by_advantage else None
-        return row_numbers(batch, action.keep, action.weights, action.scored, measure, alone=self._alone)
+        return row_numbers(batch, action.keep, action.weights, action.scored, measure, local_ids=self._is_one_rank)
 
     def _action(self, batch: RolloutBatch, step_id: int, progress: float | None) -> Action:
         scores = self.scorer.score(batch, step_id)
@@ -241,7 +241,7 @@ class Pipeline:
         raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Mixture.")
 
     @property
-    def _alone(self) -> bool:
+    def _is_one_rank(self) -> bool:
         return num_ranks(self.process_group) == 1
 
     @property
@@ -279,7 +279,7 @@ class Pipeline:
         mask = local.token_mask
         groups = None
         if "uid" in numbers:
-            groups = local.told_apart if self._alone else ToldApart(numbers["uid"], None)
+            groups = local.told_apart if self._is_one_rank else ToldApart(numbers["uid"], None)
         weights = action.weights.to(mask.device, non_blocking=True)
         return Decision(
             scores=action.scores,
@@ -290,7 +290,7 @@ class Pipeline:
             summary=Summary(numbers, of_tokens=action.keep.dim() == 2),
             rows=rows,
             num_kept=int(numbers["num_kept"].sum()),
-            groups=groups,
+            told_apart=groups,
             fell_back=fell_back,
         )
 

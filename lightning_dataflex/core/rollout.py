@@ -17,18 +17,6 @@ from lightning_dataflex.functional.blocks import blank_padding
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.tokens import mask_read, num_valid
 
-READ_ONCE = (
-    "response_mask",
-    "num_samples",
-    "num_tokens",
-    "has_tokens",
-    "outcomes",
-    "group_ids",
-    "groups",
-    "told_apart",
-)
-"""What a reading remembers of the original fields."""
-
 
 class RolloutBatch(Fields):
     """A rollout batch of any type, read by the field names of this project.
@@ -57,6 +45,9 @@ class RolloutBatch(Fields):
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)
+        self._forget()
+
+    def _forget(self) -> None:
         for name in READ_ONCE:
             vars(self).pop(name, None)
 
@@ -94,10 +85,10 @@ class RolloutBatch(Fields):
         self.check_mask(lowest)
         return mask
 
-    def unchecked_mask(self) -> Tensor | None:
-        """Read `response_mask`; the least that stands in it, for `check_mask`, or None where there is nothing to check.
+    def lowest_in_mask(self) -> Tensor | None:
+        """The least number that stands in the mask, for `check_mask`; None where there is nothing to check.
 
-        For whoever copies that number from an accelerator together with others: each copy waits for all work before it.
+        It reads `response_mask`, too. For whoever copies that number from an accelerator together with others: each copy waits for all work before it.
         """
         if "response_mask" in vars(self):
             return None
@@ -109,6 +100,7 @@ class RolloutBatch(Fields):
         if lowest is not None and not lowest >= 0:
             mask = as_numbers(self.original("response_mask"), "response_mask")
             odd = mask[~(mask >= 0)][0].item()
+            self._forget()
             raise ValueError(f"response_mask holds {odd}. Give 1 for a valid token and 0 for any other.")
 
     def _read_mask(self) -> tuple[Tensor | None, Tensor | None]:
@@ -184,11 +176,11 @@ class RolloutBatch(Fields):
         self.check_rows("uid", uid)
         return told_apart(uid)
 
-    def alone(self) -> RolloutBatch:
+    def with_local_ids(self) -> RolloutBatch:
         """This reading for those who compare no other batch's groups: `group_ids` are then numbers from 0, not stable.
 
         Example:
-            >>> RolloutBatch({"uid": ["a", "b", "a"]}).alone().group_ids
+            >>> RolloutBatch({"uid": ["a", "b", "a"]}).with_local_ids().group_ids
             tensor([0, 1, 0])
         """
         if "uid" not in self or self.told_apart.groups is None:
@@ -198,7 +190,7 @@ class RolloutBatch(Fields):
         return found
 
     def _there(self, index: Tensor) -> Tensor:
-        # Not waited for: what is copied from is not written to again.
+        # Not waited for: memory that is not pinned has been read, or written, when the call returns.
         return index.to(self.num_tokens.device, non_blocking=True)
 
     def tensor(self, name: str) -> Tensor:
@@ -242,6 +234,10 @@ class RolloutBatch(Fields):
             raise ValueError(
                 f"{name} has {shown} but the rollout batch has {self.num_samples} samples. Give one row per sample."
             )
+
+
+READ_ONCE = tuple(name for name, value in vars(RolloutBatch).items() if isinstance(value, functools.cached_property))
+"""What a reading remembers of the original fields."""
 
 
 def by_prompt(batch: RolloutBatch) -> RolloutBatch:

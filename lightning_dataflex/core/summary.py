@@ -33,7 +33,7 @@ def row_numbers(
     scored: Tensor,
     measure: Tensor | None = None,
     *,
-    alone: bool = False,
+    local_ids: bool = False,
 ) -> RowNumbers:
     """A few numbers of each sample, 29 bytes, or 37 with a measure, in place of its tokens.
 
@@ -42,7 +42,7 @@ def row_numbers(
         weights: (N,) or (N, L).
         scored: (N,) bool, the samples that have a score.
         measure: (N,) or (N, L) as the weights, how much each counts in the mean that is to be 1; see `measure_of`.
-        alone: Whether there is no other rank; see `in_brief`.
+        local_ids: Whether there is no other rank; see `in_brief`.
 
     Returns:
         (N,) each: `num_tokens` valid ones; `num_kept`, of the tokens for a rule on tokens, else 0 or 1;
@@ -57,12 +57,13 @@ def row_numbers(
     kept = by_rows(lambda k, m: num_valid(k & m), keep, mask) if keep.dim() == 2 else keep & (tokens > 0)
     if weights.dim() == 1:
         mean, std = weights, torch.zeros(len(weights), device=weights.device)
-    elif weights is keep:
+    elif weights.dtype == torch.bool:
+        # Those of a selector are what it keeps.
         mean = kept.double() / tokens.clamp(min=1)
         std = (mean * (1 - mean)).sqrt()
     else:
         mean, std = by_rows(_mean_and_std, weights, mask).unbind(-1)
-    logged = rewards_and_groups(batch, alone=alone)
+    logged = rewards_and_groups(batch, local_ids=local_ids)
     if "rm_scores" in logged:
         logged["rm_scores"] = logged["rm_scores"].float()
     if measure is not None:

@@ -29,6 +29,7 @@ class TidyBatch(RolloutBatch):
 
     Through `.batch`, fields have verl's layout of one value per token: a reward per sample stands at its last
     valid token, an advantage per sample at each of them. Group ids of mixed types are read as their `stable_ids`.
+    What it gives is read-only: it may be the module's own.
 
     Args:
         batch: The batch as it came.

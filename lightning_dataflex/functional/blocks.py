@@ -74,6 +74,7 @@ def masked(values: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor
     """
     bits = _integers_of(values)
     if bits is None:
+        assert out is None
         return torch.where(mask, values, values.new_zeros(()))
     if out is None:
         out = empty(_shape_of_both(values, mask), values.dtype)

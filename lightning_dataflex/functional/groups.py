@@ -28,8 +28,8 @@ def group_index(ids: Tensor) -> tuple[Tensor, int]:
         >>> group_index(torch.tensor([70, 7, 70]))
         (tensor([1, 0, 1]), 2)
     """
-    whole = len(ids) > 0 and not ids.is_floating_point()
-    if whole and ids.min() == 0 and ids.max() < len(ids) and torch.bincount(ids).all():
+    countable = len(ids) > 0 and not ids.is_floating_point() and ids.dtype != torch.bool
+    if countable and ids.min() == 0 and ids.max() < len(ids) and torch.bincount(ids).all():
         # A dense index already, which a sort would give back in ten times the time.
         return ids.long(), int(ids.max()) + 1
     distinct, group = torch.unique(ids, return_inverse=True)
@@ -177,5 +177,7 @@ def group_rank(values: Tensor, group: Tensor, *, descending: bool = False) -> Te
     """
     order = group_order(values, group, descending=descending)
     size = torch.bincount(group)
-    place = torch.arange(len(order), device=group.device) - by_sample(size.cumsum(0) - size, by_sample(group, order))
+    place = torch.arange(len(order), device=group.device) - by_sample(
+        size.cumsum(0) - size, group.index_select(0, order)
+    )
     return torch.empty_like(place).scatter_(0, order, place)

@@ -174,9 +174,11 @@ def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solve
     side = group * 2 + solved
     order = torch.argsort(side, stable=True)
     index, sizes = torch.unique_consecutive(side[order], return_inverse=True, return_counts=True)[1:]
-    at_home = entropies.device.type == "cpu"
     result = empty(tuple(entropies.shape), torch.float32, entropies.device)
-    for rows in whole_slices(sizes.tolist(), entropies.shape[1]) if at_home else [slice(0, len(order))]:
+    if not len(order):
+        return result
+    in_blocks = entropies.device.type == "cpu"
+    for rows in whole_slices(sizes.tolist(), entropies.shape[1]) if in_blocks else [slice(0, len(order))]:
         some, here = order[rows], index[rows]
         result[some] = among(entropies[some], response_mask[some], solved[some], here - here[0])
     return result

@@ -21,11 +21,11 @@ LARGE = 2**19
 ALIGNMENT = 64
 """Bytes of a line of the processor's cache: numbers that lie across two take longer."""
 MOST_KEPT = 8
-"""Blocks that wait for another use, at most."""
+"""Pieces that wait for another use, at most."""
 
 
 @dataclass
-class _Block:
+class _Piece:
     memory: np.ndarray
     used: weakref.ref[np.ndarray]
     """The part that a tensor reads; gone when no tensor, array or graph refers to it any more."""
@@ -35,7 +35,7 @@ class _Kept(threading.local):
     """What a thread has allocated."""
 
     def __init__(self) -> None:
-        self.blocks: list[_Block] = []
+        self.pieces: list[_Piece] = []
 
 
 _kept = _Kept()
@@ -51,9 +51,9 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = MAI
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes < LARGE or device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    block = _free_block(num_bytes)
-    part = block.memory[:num_bytes]
-    block.used = weakref.ref(part)
+    piece = _free_piece(num_bytes)
+    part = piece.memory[:num_bytes]
+    piece.used = weakref.ref(part)
     return torch.from_numpy(part).view(dtype).view(shape)
 
 
@@ -65,24 +65,24 @@ def places_in_use() -> set[int]:
         >>> tensor.data_ptr() in places_in_use()
         True
     """
-    parts = [block.used() for block in _kept.blocks]
+    parts = [piece.used() for piece in _kept.pieces]
     return {part.ctypes.data for part in parts if part is not None}
 
 
-def _free_block(num_bytes: int) -> _Block:
-    """A block that no tensor reads, the smallest that is large enough and not more than twice that; or a new one."""
-    free = [block for block in _kept.blocks if block.used() is None]
-    fitting = [block for block in free if num_bytes <= len(block.memory) <= 2 * num_bytes]
-    found = min(fitting, key=lambda block: len(block.memory), default=None)
-    waiting = [block for block in free if block is not found]
+def _free_piece(num_bytes: int) -> _Piece:
+    """A piece that no tensor reads, the smallest that is large enough and not more than twice that; or a new one."""
+    free = [piece for piece in _kept.pieces if piece.used() is None]
+    fitting = [piece for piece in free if num_bytes <= len(piece.memory) <= 2 * num_bytes]
+    found = min(fitting, key=lambda piece: len(piece.memory), default=None)
+    waiting = [piece for piece in free if piece is not found]
     superfluous = waiting[: max(0, len(waiting) + 1 - MOST_KEPT)]
-    _kept.blocks = [block for block in _kept.blocks if not any(block is each for each in superfluous)]
+    _kept.pieces = [piece for piece in _kept.pieces if not any(piece is each for each in superfluous)]
     if found is None:
         # In steps of a quarter to an eighth, so that a batch that is a little longer finds what is there.
         step = 2 ** (num_bytes.bit_length() - 3)
         memory = _aligned(-(-num_bytes // step) * step)
-        found = _Block(memory, weakref.ref(memory))
-        _kept.blocks.append(found)
+        found = _Piece(memory, weakref.ref(memory))
+        _kept.pieces.append(found)
     return found
 
 

@@ -16,6 +16,7 @@ from lightning_dataflex.functional.groups import (
     group_mean,
     group_order,
     group_rank,
+    group_size,
 )
 from lightning_dataflex.functional.selection import share
 
@@ -159,7 +160,7 @@ def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
         tensor([ True, False,  True])
     """
     eligible = ~scores.isnan()
-    size = torch.bincount(group, eligible.double()).long()
+    size = group_size(group, int(group.max()) + 1 if len(group) else 0, eligible).long()
     num_pruned = (size.double() * rate + TOLERANCE).floor().long()
     num_kept = torch.maximum(size - num_pruned, size.clamp(max=1))
     return group_top_k(scores, group, by_sample(num_kept, group), valid=eligible)
@@ -169,7 +170,7 @@ def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid:
     """The subset of each group whose rewards vary most.
 
     The best subset of n is the i lowest and the n - i highest rewards for some i, so that trying every i
-    finds it. Here all groups and all i are tried at once, from prefix sums.
+    finds it. Here the groups of one size, and every i, are tried at once, from prefix sums.
 
     Source: PODS, Xu et al. 2025, arXiv:2504.13818, theorem 3.1.
 

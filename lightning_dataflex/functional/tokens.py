@@ -96,7 +96,10 @@ def flat_values(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def mask_read(response_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The valid tokens (N, L) bool of a mask of numbers, how many each sample has, (N,) int64, and its least number.
+    """The valid tokens (N, L) bool of a mask of numbers, how many each sample has, (N,) int64, and the least number.
+
+    Args:
+        response_mask: (N, L), not empty.
 
     Example:
         >>> mask_read(torch.tensor([[1, 1], [1, 0]]))

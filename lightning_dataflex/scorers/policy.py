@@ -201,8 +201,8 @@ class ImportanceRatio(_OfTokens):
         self._set_level(level, policy.Level)
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
-        new, old = batch.tokens("old_log_probs"), batch.tokens("rollout_log_probs")
-        return policy.importance_ratio(policy.log_ratio(new, old), batch.response_mask, self.level)
+        trained, generating = batch.tokens("old_log_probs"), batch.tokens("rollout_log_probs")
+        return policy.importance_ratio(policy.log_ratio(trained, generating), batch.response_mask, self.level)
 
 
 @register_scorer("distill_gap")

@@ -76,9 +76,9 @@ def test_a_batch_in_brief_has_what_was_said_and_its_settings() -> None:
     assert brief["rm_scores"].tolist() == [1, 0.5]
     assert brief.groups[0] is batch.told_apart.index
     assert torch.equal(brief["uid"], batch.group_ids)
-    alone = in_brief(batch, [Part("rm_scores", columns={})], alone=True)
+    alone = in_brief(batch, [Part("rm_scores", columns={})], local_ids=True)
     assert (alone["uid"].tolist(), alone.groups[1]) == ([0, 1], 2)
-    lasting = in_brief(batch, [Part(columns={}), Part("rm_scores", columns={}, remembers=True)], alone=True)
+    lasting = in_brief(batch, [Part(columns={}), Part("rm_scores", columns={}, remembers=True)], local_ids=True)
     assert (lasting["uid"].tolist(), lasting.groups[1]) == (batch.group_ids.tolist(), 2)
     bare = in_brief(RolloutBatch({"response_mask": MASK}), [Part(columns={})])
     assert (bare.keys(), bare.num_samples) == (["num_tokens"], 2)

@@ -72,7 +72,7 @@ TEXTS = ["b", "b", "a", "b", "c", "c", "a"]
 @pytest.mark.parametrize("values", [TEXTS, np.array(TEXTS, dtype=object), np.array(TEXTS), tuple(TEXTS)], ids=type)
 def test_texts_are_told_apart_in_the_order_in_which_they_come_first(values: Any) -> None:
     told = told_apart(values)
-    assert (list(told.distinct), told.index.tolist(), told.groups[1]) == (["b", "a", "c"], [0, 0, 1, 0, 2, 2, 1], 3)
+    assert (list(told.values), told.index.tolist(), told.groups[1]) == (["b", "a", "c"], [0, 0, 1, 0, 2, 2, 1], 3)
     assert told.ids.tolist() == [stable_ids([text]).item() for text in TEXTS]
 
 
@@ -158,10 +158,10 @@ def build_pipeline() -> Pipeline:
 
 def test_groups_that_are_numbered_are_those_of_one_batch() -> None:
     batch = read(uid=["b", "a"])
-    assert batch.alone().group_ids.tolist() == [0, 1]
+    assert batch.with_local_ids().group_ids.tolist() == [0, 1]
     assert batch.group_ids.tolist() == stable_ids(["b", "a"]).tolist()
     for same in (read(uid=torch.tensor([7, 8])), read()):
-        assert same.alone() is same
+        assert same.with_local_ids() is same
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ SHAPE = (64, 64)
 def from_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is kept from 1 KiB on, and nothing is kept from other tests."""
     monkeypatch.setattr(storage, "LARGE", 2**10)
-    monkeypatch.setattr(storage._kept, "blocks", [])
+    monkeypatch.setattr(storage._kept, "pieces", [])
 
 
-def blocks() -> list[int]:
-    return [len(block.memory) for block in storage._kept.blocks]
+def pieces() -> list[int]:
+    return [len(piece.memory) for piece in storage._kept.pieces]
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float32, torch.float64])
@@ -44,7 +44,7 @@ def test_memory_is_used_again_once_nobody_reads_it() -> None:
     assert place % storage.ALIGNMENT == 0
     del first
     assert empty(SHAPE, torch.int32).data_ptr() == place
-    assert len(blocks()) == 1
+    assert len(pieces()) == 1
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_batch_that_is_a_little_longer_finds_what_is_there_and_a_short_one_tak
     assert empty((1010,), torch.float32).data_ptr() == place
     assert empty((600,), torch.float32).data_ptr() == place
     assert empty((400,), torch.float32).data_ptr() != place
-    assert blocks() == [4096, 1792]
+    assert pieces() == [4096, 1792]
 
 
 def test_of_free_blocks_the_smallest_is_used_and_the_oldest_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,16 +84,16 @@ def test_of_free_blocks_the_smallest_is_used_and_the_oldest_are_given_back(monke
     del small, large
     assert empty((1000,), torch.float32).data_ptr() == place
     empty((10_000,), torch.float32)
-    assert blocks() == [6144, 40960]
+    assert pieces() == [6144, 40960]
 
 
 def test_what_was_in_use_at_one_time_is_given_back_though_a_step_needs_no_other_size(monkeypatch) -> None:
     monkeypatch.setattr(storage, "MOST_KEPT", 2)
     many = [empty(SHAPE, torch.float32) for _ in range(5)]
-    assert len(blocks()) == 5
+    assert len(pieces()) == 5
     del many
     tensor = empty(SHAPE, torch.float32)
-    assert len(blocks()) == 2
+    assert len(pieces()) == 2
     assert tensor.data_ptr() in storage.places_in_use()
 
 
@@ -103,5 +103,5 @@ def test_each_thread_has_memory_of_its_own() -> None:
     thread.start()
     thread.join()
     assert len(seen) == 1
-    assert len(blocks()) == 1
+    assert len(pieces()) == 1
     assert empty(SHAPE, torch.float32).data_ptr() == place
