@@ -88,7 +88,8 @@ class RolloutBatch(Fields):
     def lowest_in_mask(self) -> Tensor | None:
         """The least number that stands in the mask, for `check_mask`; None where there is nothing to check.
 
-        It reads `response_mask`, too. For whoever copies that number from an accelerator together with others: each copy waits for all work before it.
+        It reads `response_mask`, too. For whoever copies that number from an accelerator together with others: each
+        copy waits for all work before it.
         """
         if "response_mask" in vars(self):
             return None

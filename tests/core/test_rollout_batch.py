@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dataflex import RolloutBatch
+from lightning_dataflex import Pipeline, RolloutBatch
 from lightning_dataflex.core.fields import is_per_sample
 from lightning_dataflex.core.rollout import by_prompt
 
@@ -88,6 +88,14 @@ def test_a_batch_without_a_mask_counts_by_what_it_has() -> None:
     assert RolloutBatch({"x": 3}).num_samples == 0
     for name in ("num_tokens", "uid", "rm_scores", "advantages", "old_log_probs"):
         assert RolloutBatch({"setting": [1, 2, 3], name: [1, 2]}).num_samples == 2
+
+
+def test_a_mask_that_was_refused_is_refused_again() -> None:
+    read = RolloutBatch({"response_mask": torch.tensor([[1, -1]]), "rm_scores": torch.ones(1), "uid": ["a"]})
+    pipeline = Pipeline.from_config({"mechanism": "select", "actuator": "threshold_band"})
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^response_mask holds -1"):
+            pipeline.decide(read)
 
 
 def test_a_replaced_field_is_read_as_it_was() -> None:
