@@ -61,7 +61,7 @@ def summary(figures: list[dict[str, Any]], times: dict[str, list[float]]) -> str
     def ratio(row: dict[str, Any], shape: Any) -> float:
         return batches.median(a / b for a, b in zip(row["ms"][shape], row["floor"][shape]))
 
-    faster = [row["plain"][large] / batches.median(row["ms"][large]) for row in grouped]
+    faster = [decide.times_faster(row, large) for row in grouped]
     on_samples = [row for row in figures if row["memory"] <= 1]
     shares = {name: batches.median(a / b - 1 for a, b in zip(seen, times["none"])) for name, seen in times.items()}
     steepest = max(figures, key=lambda row: row["exponent"])

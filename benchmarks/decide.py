@@ -142,10 +142,11 @@ def rows(only: str | None, rounds: int, device: str, shapes: list[tuple[int, int
         for name, (make, loop) in every.items():
             work, fields = make()
             floor = partial(batches.read_once, batch, dict.fromkeys(("response_mask", *fields)))
-            times = batches.in_turn({"ms": partial(work, batch), "floor": floor}, rounds, device)
-            found[name]["ms"][shape], found[name]["floor"][shape] = times["ms"], times["floor"]
+            works: dict[str, Callable[[], object]] = {"ms": partial(work, batch), "floor": floor}
             if loop is not None and device == "cpu":
-                found[name]["plain"][shape] = 1e3 * plain.seconds(loop, batch, most=32)
+                works["plain"] = partial(plain.milliseconds, loop, batch, most=32)
+            for what, times in batches.in_turn(works, rounds, device).items():
+                found[name][what][shape] = times
             if shape == shapes[-1] and device == "cpu":
                 table = 4 * batch["response_mask"].numel()
                 found[name]["memory"] = peak_bytes(partial(work, batch)) / table
@@ -161,6 +162,11 @@ def rows(only: str | None, rounds: int, device: str, shapes: list[tuple[int, int
         yield figures
 
 
+def times_faster(row: dict[str, Any], shape: tuple[int, int, int]) -> float:
+    """How much faster than the plain form a rule is."""
+    return batches.median(slow / fast for slow, fast in zip(row["plain"][shape], row["ms"][shape]))
+
+
 def table(figures: list[dict[str, Any]]) -> str:
     """Markdown."""
     shapes = list(figures[0]["ms"])
@@ -174,8 +180,7 @@ def table(figures: list[dict[str, Any]]) -> str:
         for shape in shapes:
             ratio = batches.median(a / b for a, b in zip(row["ms"][shape], row["floor"][shape]))
             cells.append(f"{batches.median(row['ms'][shape]):.3g} ({ratio:.1f})")
-        slow = row["plain"].get(shapes[-1])
-        faster = f"{slow / batches.median(row['ms'][shapes[-1]]):,.0f}" if slow else ""
+        faster = f"{times_faster(row, shapes[-1]):,.0f}" if row["plain"] else ""
         memory = f"{row['memory']:.1f}" if "memory" in row else ""
         lines.append(f"| {row['name']} | {' | '.join(cells)} | {faster} | {row['exponent']:.2f} | {memory} |")
     return "\n".join(lines)

@@ -50,7 +50,7 @@ RULES: dict[tuple[str, str], Kept] = {
 """By scorer and selector, with the settings of `decide.SETTINGS`."""
 
 
-def seconds(kept: Kept, batch: dict[str, Any], most: int) -> float:
+def milliseconds(kept: Kept, batch: dict[str, Any], most: int) -> float:
     """The time of the plain form, its loop timed over `most` of the groups and scaled to all of them."""
     begin = time.perf_counter()
     uid, mask = np.asarray(batch["uid"]), batch["response_mask"].numpy()
@@ -65,4 +65,4 @@ def seconds(kept: Kept, batch: dict[str, Any], most: int) -> float:
     looped = time.perf_counter()
     (keep[:, None] * mask).astype(np.float32)
     ended = time.perf_counter()
-    return looping - begin + ended - looped + (looped - looping) * len(groups) / len(groups[:most])
+    return 1e3 * (looping - begin + ended - looped + (looped - looping) * len(groups) / len(groups[:most]))
