@@ -22,6 +22,7 @@ def kl_to(log_probs: Tensor, other: Tensor, response_mask: Tensor, estimator: KL
     """Estimate of KL(policy || other) at each token, (N, L); see `functional.loss.token_kl`.
 
     Example:
+        >>> import torch
         >>> kl_to(torch.tensor([[0.0, -1.0]]), torch.tensor([[0.0, -2.0]]), torch.tensor([[1, 1]]), "k1")
         tensor([[0., 1.]])
     """
@@ -45,6 +46,7 @@ def importance_ratio(log_ratios: Tensor, response_mask: Tensor, level: Level = "
         level: `token`, `sequence` for the product over a response, `geometric` for its geometric mean.
 
     Example:
+        >>> import torch
         >>> ratios, mask = torch.tensor([[0.0, 2.0, 9.0]]).log1p(), torch.tensor([[1, 1, 0]])
         >>> importance_ratio(ratios, mask), importance_ratio(ratios, mask, "sequence")
         (tensor([[1., 3., 0.]]), tensor([3.]))
@@ -67,6 +69,7 @@ def log_ratio(log_probs: Tensor, other: Tensor) -> Tensor:
     """log_probs - other, 0 where both are -inf: what is impossible to both is as likely to one as to the other.
 
     Example:
+        >>> import torch
         >>> log_ratio(torch.tensor([-1.0, -torch.inf]), torch.tensor([-2.0, -torch.inf]))
         tensor([1., 0.])
     """
