@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -60,17 +62,23 @@ def test_R066_weights_that_the_loss_does_not_read_are_warned_of_once(mount: str)
     ]
 
 
+@contextmanager
+def nothing_said() -> Iterator[None]:
+    """Fails where something is said to have had no effect."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*had no effect.*")
+        yield
+
+
 @pytest.mark.parametrize("mount", ["point", "submodule", "method", "keyword", "batch", "gradient"])
 @pytest.mark.parametrize("callback", [lambda **kw: reweight(**kw), lambda **kw: select(drop="weight", **kw)])
 def test_weights_that_are_read_are_not_warned_of(mount: str, callback: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*had no effect.*")
+    with nothing_said():
         fit(Toy(mount), [callback(mount=MOUNTS[mount])], [rollout(0), rollout(1)])
 
 
 def test_a_selection_that_is_in_the_mask_needs_no_weights() -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*had no effect.*")
+    with nothing_said():
         fit(Deaf(), [select()], [rollout(0), rollout(1)])
 
 
@@ -104,8 +112,7 @@ class Compiled(Toy):
 def test_a_compiled_loss_is_given_plain_tensors() -> None:
     compiled, plain = Compiled(), Toy()
     plain._loss = lambda batch: (per_token(plain.linear, batch) * batch["rollout_is_weights"]).sum()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*had no effect.*")
+    with nothing_said():
         fit(compiled, [reweight()], [rollout(0), rollout(1)])
     assert compiled.types == [Watched, torch.Tensor]
     fit(plain, [reweight()], [rollout(0), rollout(1)])
@@ -132,8 +139,7 @@ def test_a_step_without_a_loss_says_nothing_of_the_weights(late: Any, num_warnin
 
 def test_of_several_callbacks_the_weights_of_the_one_that_weighs_are_watched() -> None:
     callbacks = [reweight(), select(weights_key="kept")]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*had no effect.*")
+    with nothing_said():
         fit(Toy(), callbacks, [rollout(0), rollout(1)])
     with pytest.warns(UserWarning, match="The weights of reweight.advantage_magnitude.softmax had no effect"):
         fit(Deaf(), [reweight(), select(weights_key="kept")], [rollout(0), rollout(1)])
@@ -174,14 +180,12 @@ def test_a_mask_that_nobody_reads_is_warned_of(mount: str) -> None:
 
 @pytest.mark.parametrize("mount", ["point", "submodule", "method", "keyword", "batch"])
 def test_a_selection_that_is_read_is_not_warned_of(mount: str) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*had no effect.*")
+    with nothing_said():
         fit(Toy(mount), [select(mount=MOUNTS[mount])], [rollout(0), rollout(1)])
 
 
 def test_what_does_not_show_whether_it_is_read_is_not_warned_of() -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*had no effect.*")
+    with nothing_said():
         fit(OwnMask(), [select(drop="rows")], [rollout(0), rollout(1)])
         fit(OwnMask(), [select(), select(drop="rows", label="other")], [rollout(0), rollout(1)])
         fit(Lost(), [select(enforce=False)], [rollout(0), rollout(1)])
@@ -200,8 +204,7 @@ class OwnLength(flowing.Rolling):
 
 
 def test_a_selection_that_fresh_rollouts_have_replaced_is_not_warned_of() -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*had no effect.*")
+    with nothing_said():
         flowing.fit([flowing.dapo()], flowing.Prompts(["mixed"] * 8), OwnLength())
 
 
@@ -253,8 +256,7 @@ class ByAdvantage(Toy):
 
 
 def test_advantages_of_the_kept_samples_are_a_decision_too() -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*had no effect.*")
+    with nothing_said():
         fit(ByAdvantage(), [DataFlexCallback("select", "outcome", "max_variance")], [rollout(0), rollout(1)])
     with pytest.warns(UserWarning, match="read neither 'response_mask', 'advantages' nor 'rollout_is_weights' of"):
         fit(Lost(), [DataFlexCallback("select", "outcome", "max_variance")], [rollout(0), rollout(1)])

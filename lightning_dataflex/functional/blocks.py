@@ -49,11 +49,9 @@ def blank_padding(values: Tensor, mask: Tensor) -> Tensor:
         tensor([[0.5000, 0.0000]])
     """
     mask = mask.to(values.device)
-    if _integers_of(values) is None:
+    if _integers_of(values) is None or max(values.numel(), mask.numel()) <= BLOCK:
         return masked(values, mask)
     result = empty(_shape_of_both(values, mask), values.dtype)
-    if result.numel() <= BLOCK:
-        return masked(values, mask, out=result)
     for rows in slices(len(result), result.numel() // max(1, len(result))):
         masked(values[rows], mask[rows], out=result[rows])
     return result

@@ -37,7 +37,7 @@ def group_index(ids: Tensor) -> tuple[Tensor, int]:
 
 
 def by_sample(values: Tensor, group: Tensor) -> Tensor:
-    """The value (num_groups,) of its group for each sample, (N,): `values[group]`, in a quarter of its time.
+    """What is known of each group, (num_groups, ...), for each sample: `values[group]` in a quarter of the time.
 
     Example:
         >>> by_sample(torch.tensor([0.5, 1.0]), torch.tensor([1, 0, 1]))

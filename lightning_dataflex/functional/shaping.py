@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_dataflex.functional.blocks import by_rows, masked, whole_slices
 from lightning_dataflex.functional.choices import check_choice
-from lightning_dataflex.functional.groups import TOLERANCE, group_rank, group_size
+from lightning_dataflex.functional.groups import TOLERANCE, by_sample, group_rank, group_size
 from lightning_dataflex.functional.storage import empty
 from lightning_dataflex.functional.weighting import FLOAT_MAX, softmax
 
@@ -168,7 +168,7 @@ def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solve
         scale = torch.where(total > 0, amount * count / total, 0.0)
         # Where every entropy is 0 all have an equal share.
         equal = torch.where(total > 0, 0.0, amount)
-        return masked((1 + size * scale[side] + equal[side]).float(), valid)
+        return masked((1 + size * by_sample(scale, side) + by_sample(equal, side)).float(), valid)
 
     # The solved responses of a group, or its failed ones, together; a few groups at a time.
     side = group * 2 + solved
