@@ -121,7 +121,7 @@ def gate(scorer: str) -> tuple[Work, tuple[str, ...]]:
     return work, ("response_mask", "rm_scores", "uid")
 
 
-def every_case() -> dict[str, tuple[Callable[[], tuple[Work, tuple[str, ...]]], plain.Kept | None]]:
+def every_case() -> dict[str, tuple[Callable[[], tuple[Work, tuple[str, ...]]], plain.Rule | None]]:
     found: dict[str, Any] = {}
     for scorer, actuator in dict.fromkeys(cases()):
         found[f"{scorer} / {actuator}"] = partial(decision, scorer, actuator), plain.RULES.get((scorer, actuator))
