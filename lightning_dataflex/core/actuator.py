@@ -18,6 +18,7 @@ from lightning_dataflex.core.tidy import TidyBatch, fields_screened
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.tokens import numbers_inside
 from lightning_dataflex.functional.weighting import finite_weights, mean_one
 
 Normalize = Literal["tokens", "samples", "abs_advantage", "none"]
@@ -136,7 +137,8 @@ class Selector(Actuator):
             kept[index] = True
         check_length(self, kept, tidy)
         keep = tidy.placed(kept, False)
-        return keep & batch.response_mask if keep.dim() == 2 and batch.response_mask is not None else keep
+        mask = batch.response_mask
+        return by_rows(torch.bitwise_and, keep, mask) if keep.dim() == 2 and mask is not None else keep
 
     def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
         """Advantages (N,) to train the kept samples with; None leaves those of the batch."""
@@ -192,7 +194,7 @@ class Reweighter(Actuator):
         check_length(self, weights, tidy)
         weights = weights if weights.dtype == torch.float64 else weights.float()
         valid = tidy.token_mask if weights.dim() == 2 else torch.ones_like(weights, dtype=torch.bool)
-        weights = by_rows(lambda w, v: masked(w, v & ~w.isnan()), weights, valid.to(weights.device))
+        weights = by_rows(lambda w, v: masked(w, numbers_inside(w, v)), weights, valid.to(weights.device))
         low, high = torch.stack(weights.aminmax()).cpu().tolist()
         if low < 0:
             raise ValueError(f"{type(self).__name__}.act gave a weight of {low}. Weights must be >= 0.")

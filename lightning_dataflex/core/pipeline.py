@@ -26,7 +26,7 @@ from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers, scaled
 from lightning_dataflex.core.tidy import fields_screened, scorable, scored
 from lightning_dataflex.core.warn import warn_once
-from lightning_dataflex.functional.blocks import blank_padding
+from lightning_dataflex.functional.blocks import blank_padding, by_rows
 from lightning_dataflex.functional.weighting import rescaled, unit_scale
 from lightning_dataflex.sync import Group, exchanged, num_ranks
 
@@ -228,7 +228,9 @@ class Pipeline:
         if names := fields_screened(self.actuator):
             # What the actuator cannot read has no score either: it is not kept, and counted.
             readable = scorable(batch, names).to(scores.device)
-            scores = torch.where(readable if scores.dim() == 1 else readable[:, None], scores, torch.nan)
+            # On an accelerator the host would wait for the answer.
+            if readable.device.type != "cpu" or not readable.all():
+                scores = torch.where(readable if scores.dim() == 1 else readable[:, None], scores, torch.nan)
         context, rows = {"step_id": step_id, "progress": progress}, scored(batch, scores)
         if isinstance(self.actuator, Selector):
             keep = self.actuator.kept(batch, scores, rows, **context)
@@ -281,11 +283,15 @@ class Pipeline:
         if "uid" in numbers:
             groups = local.told_apart if self._is_one_rank else ToldApart(numbers["uid"], None)
         weights = action.weights.to(mask.device, non_blocking=True)
+        if weights.dim() == 1:
+            weights = blank_padding(weights[:, None].float(), mask)
+        elif weights.dtype != torch.float32:
+            # Those of tokens are 0 in padding already.
+            weights = by_rows(Tensor.float, weights)
         return Decision(
             scores=action.scores,
             keep=action.keep,
-            # Those of tokens are 0 in padding already.
-            weights=weights.float() if weights.dim() == 2 else blank_padding(weights[:, None].float(), mask),
+            weights=weights,
             advantages=action.advantages,
             summary=Summary(numbers, of_tokens=action.keep.dim() == 2),
             rows=rows,

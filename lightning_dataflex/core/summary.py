@@ -62,7 +62,7 @@ def row_numbers(
         mean = kept.double() / tokens.clamp(min=1)
         std = (mean * (1 - mean)).sqrt()
     else:
-        mean, std = by_rows(_mean_and_std, weights, mask).unbind(-1)
+        mean, std = by_rows(_mean_and_std, weights, mask, tokens).unbind(-1)
     logged = rewards_and_groups(batch, local_ids=local_ids)
     if "rm_scores" in logged:
         logged["rm_scores"] = logged["rm_scores"].float()
@@ -78,11 +78,11 @@ def row_numbers(
     }
 
 
-def _mean_and_std(weights: Tensor, mask: Tensor) -> Tensor:
-    exact, num = masked(weights, mask).double(), num_valid(mask).clamp(min=1)
-    mean = exact.sum(-1) / num
-    deviations = masked(exact - mean[:, None], mask)
-    return torch.stack([mean, (deviations.square().sum(-1) / num).sqrt()], -1)
+def _mean_and_std(weights: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
+    weights, num, exact = masked(weights, mask), tokens.clamp(min=1), torch.float64
+    mean = weights.sum(-1, dtype=exact) / num
+    deviations = masked(weights - mean[:, None].to(weights.dtype), mask)
+    return torch.stack([mean, torch.linalg.vector_norm(deviations, dim=-1, dtype=exact) / num.sqrt()], -1)
 
 
 def scaled(numbers: RowNumbers, scale: Tensor) -> RowNumbers:

@@ -19,6 +19,7 @@ from lightning_dataflex.core.fields import FieldView, is_per_sample
 from lightning_dataflex.core.numbers import dense
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.functional.blocks import blank_padding
+from lightning_dataflex.functional.comparing import is_nan
 from lightning_dataflex.functional.groups import group_index
 from lightning_dataflex.functional.scoring import unscored
 from lightning_dataflex.functional.tokens import any_nan
@@ -131,7 +132,7 @@ def scorable(batch: RolloutBatch, names: Iterable[str]) -> Tensor:
     rows = batch.has_tokens
     for name in names:
         if name == "rm_scores" and name in batch:
-            rows = rows & ~batch.outcomes.isnan().to(rows.device)
+            rows = rows & ~is_nan(batch.outcomes).to(rows.device)
             continue
         value = as_tensor(batch.original(name))
         if isinstance(value, Tensor) and value.dim() and value.is_floating_point() and name != "uid":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lightning_dataflex.functional.comparing import is_finite
 from lightning_dataflex.functional.groups import (
     by_sample,
     group_differs,
@@ -164,7 +165,7 @@ def gae(
 
 
 def _scorable(outcomes: Tensor, valid: Tensor | None) -> Tensor:
-    finite = torch.isfinite(outcomes)
+    finite = is_finite(outcomes)
     return finite if valid is None else finite & valid.bool()
 
 

@@ -77,10 +77,13 @@ def masked(values: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor
     if out is None:
         out = empty(_shape_of_both(values, mask), values.dtype)
     # All bits of what stays and none of the others, NaN or not.
-    if mask.shape == out.shape:
-        out.view(bits).copy_(mask.view(torch.int8)).mul_(values.view(bits))
-    else:
+    if mask.shape != out.shape:
         torch.bitwise_and(values.view(bits), -mask.view(torch.int8), out=out.view(bits))
+    elif values.dtype.itemsize == 8:
+        out.view(bits).copy_(-mask.view(torch.int8)).bitwise_and_(values.view(bits))
+    else:
+        # Of fewer bits a product takes less time.
+        out.view(bits).copy_(mask.view(torch.int8)).mul_(values.view(bits))
     return out
 
 

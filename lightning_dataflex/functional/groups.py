@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.blocks import masked
+from lightning_dataflex.functional.comparing import is_finite
 
 TOLERANCE = 1e-6
 """Two rewards, or a score and a threshold, that differ by no more than this are the same number."""
@@ -138,7 +139,7 @@ def group_differs(values: Tensor, group: Tensor, num_groups: int, valid: Tensor)
         tensor([False,  True, False])
     """
     values = values if values.is_floating_point() else values.double()
-    size = masked(values, valid & values.isfinite()).abs()
+    size = masked(values, valid & is_finite(values)).abs()
     largest = size.new_ones(num_groups).scatter_reduce_(0, group, size, "amax")
     return group_spread(values, group, num_groups, valid) > TOLERANCE * largest.double()
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.comparing import may_hold_nan
 from lightning_dataflex.functional.loss import MAX_LOG_RATIO, KLEstimator, token_kl
 from lightning_dataflex.functional.tokens import as_float, num_valid
 
@@ -76,6 +77,8 @@ def log_ratio(log_probs: Tensor, other: Tensor) -> Tensor:
 
     def difference(log_probs: Tensor, other: Tensor) -> Tensor:
         log_probs, other = as_float(log_probs), as_float(other)
-        return masked(log_probs - other, log_probs != other)
+        ratio = log_probs - other
+        # Where both are finite a difference of 0 has a gradient.
+        return masked(ratio, (log_probs != other) | log_probs.isfinite()) if may_hold_nan(ratio) else ratio
 
     return by_rows(difference, log_probs, other)

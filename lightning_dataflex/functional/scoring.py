@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.comparing import compared, is_finite, is_nan
 from lightning_dataflex.functional.groups import TOLERANCE, by_sample, group_differs, group_size, group_std
 from lightning_dataflex.functional.tokens import any_nan, as_float, num_valid, token_sum
 
@@ -40,7 +42,7 @@ def is_solved(outcomes: Tensor, success_threshold: float) -> Tensor:
         >>> is_solved(torch.tensor([0.5, 1.0, torch.nan]), 0.5)
         tensor([False,  True, False])
     """
-    return outcomes.double() > success_threshold + TOLERANCE
+    return compared(operator.gt, outcomes, success_threshold + TOLERANCE)
 
 
 def solve_rate(outcomes: Tensor, group: Tensor, num_groups: int, *, success_threshold: float = 0.5) -> Tensor:
@@ -59,7 +61,7 @@ def solve_rate(outcomes: Tensor, group: Tensor, num_groups: int, *, success_thre
         >>> solve_rate(torch.tensor([1.0, 0.0, torch.nan, 1.0]), torch.tensor([0, 0, 0, 1]), 2)
         tensor([0.5000, 0.5000,    nan, 1.0000])
     """
-    valid = torch.isfinite(outcomes)
+    valid = is_finite(outcomes)
     solved = group_size(group, num_groups, valid & is_solved(outcomes, success_threshold))
     rate = solved / group_size(group, num_groups, valid)
     return torch.where(valid, by_sample(rate, group), torch.nan).to(outcomes.dtype)
@@ -104,7 +106,7 @@ def reward_spread(
         >>> reward_spread(torch.tensor([1.0, 0.0, 0.1, 0.1]), torch.tensor([0, 0, 1, 1]), 2)
         tensor([0.5000, 0.5000, 0.0000, 0.0000])
     """
-    valid = torch.isfinite(outcomes)
+    valid = is_finite(outcomes)
     spread = group_std(outcomes, group, num_groups, valid, correction=correction) ** power
     spread = by_sample(torch.where(no_signal(outcomes, group, num_groups), 0.0, spread), group)
     return torch.where(valid, spread, torch.nan).to(outcomes.dtype)
@@ -117,7 +119,7 @@ def no_signal(outcomes: Tensor, group: Tensor, num_groups: int) -> Tensor:
         >>> no_signal(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1]), 2)
         tensor([ True, False])
     """
-    return ~group_differs(outcomes, group, num_groups, torch.isfinite(outcomes))
+    return ~group_differs(outcomes, group, num_groups, is_finite(outcomes))
 
 
 def advantage_magnitude(
@@ -221,5 +223,5 @@ def unscored(scores: Tensor) -> Tensor:
         (tensor([False,  True]), tensor([ True, False]))
     """
     if scores.dim() == 1:
-        return scores.isnan()
+        return is_nan(scores)
     return any_nan(scores)

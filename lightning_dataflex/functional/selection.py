@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.blocks import by_rows
+from lightning_dataflex.functional.comparing import compared, is_nan
 from lightning_dataflex.functional.groups import TOLERANCE
-from lightning_dataflex.functional.tokens import flat_values
+from lightning_dataflex.functional.tokens import flat_values, numbers_inside
 from lightning_dataflex.functional.weighting import order_statistics, quantile
 
 
@@ -31,8 +34,7 @@ def in_band(scores: Tensor, low: float, high: float, *, closed: bool = False) ->
     margin = -TOLERANCE if closed else TOLERANCE
 
     def inside(rows: Tensor) -> Tensor:
-        exact = rows.double()
-        return (exact > low + margin) & (exact < high - margin)
+        return compared(operator.gt, rows, low + margin) & compared(operator.lt, rows, high - margin)
 
     return by_rows(inside, scores)
 
@@ -45,7 +47,7 @@ def at_least(scores: Tensor, threshold: float, *, strict: bool = False) -> Tenso
         tensor([False,  True,  True, False])
     """
     limit = threshold + (TOLERANCE if strict else -TOLERANCE)
-    return by_rows(lambda rows: rows.double() > limit, scores)
+    return by_rows(lambda rows: compared(operator.gt, rows, limit), scores)
 
 
 def top_fraction(scores: Tensor, fraction: float, *, largest: bool = True, valid: Tensor | None = None) -> Tensor:
@@ -61,7 +63,7 @@ def top_fraction(scores: Tensor, fraction: float, *, largest: bool = True, valid
         tensor([False, False,  True,  True])
     """
     valid = torch.ones_like(scores, dtype=torch.bool) if valid is None else valid
-    eligible = valid & ~scores.isnan()
+    eligible = valid & ~is_nan(scores)
     return top(torch.where(eligible, scores, torch.nan), int(share(valid.sum(), fraction)), largest=largest)
 
 
@@ -75,7 +77,7 @@ def top(scores: Tensor, num: int, *, largest: bool = True) -> Tensor:
         >>> top(torch.tensor([0.9, torch.nan, 0.5, 0.5]), 2)
         tensor([ True, False,  True, False])
     """
-    values = flat_values(scores, ~scores.isnan())
+    values = flat_values(scores, ~is_nan(scores))
     num = min(num, len(values))
     if not num:
         return torch.zeros_like(scores, dtype=torch.bool)
@@ -126,9 +128,9 @@ def top_tokens(scores: Tensor, response_mask: Tensor, fraction: float) -> Tensor
         >>> top_tokens(torch.tensor([[0.1, 2.0, 0.3, 9.9]]), torch.tensor([[1, 1, 1, 0]]), 0.2)
         tensor([[False,  True, False, False]])
     """
-    valid = by_rows(lambda mask, rows: mask.bool() & ~rows.isnan(), response_mask, scores)
+    valid = by_rows(numbers_inside, scores, response_mask)
     values = flat_values(scores, valid)
     if not len(values):
         return torch.zeros_like(valid)
-    lowest = quantile(values, 1 - fraction, overwrite_input=True)
-    return by_rows(lambda inside, rows: inside & (rows >= lowest), valid, scores)
+    lowest = quantile(values, 1 - fraction, overwrite_input=True).to(scores.dtype)
+    return by_rows(lambda inside, rows: inside & compared(operator.ge, rows, lowest), valid, scores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Literal
 
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor
 
 from lightning_dataflex.functional.blocks import by_rows, masked, whole_slices
 from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.comparing import compared, without_nan
 from lightning_dataflex.functional.groups import TOLERANCE, by_sample, group_rank, group_size
 from lightning_dataflex.functional.storage import empty
+from lightning_dataflex.functional.tokens import as_float
 from lightning_dataflex.functional.weighting import FLOAT_MAX, softmax
 
+SMALLEST = torch.finfo(torch.float32).tiny
 ENTROPY_EPS = 1e-8
 """Added to an entropy before it is inverted."""
 
@@ -161,14 +165,15 @@ def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solve
     """
 
     def among(entropies: Tensor, valid: Tensor, solved: Tensor, side: Tensor) -> Tensor:
-        exact = masked(entropies, valid).double().clamp(min=0, max=FLOAT_MAX)
-        size = masked(torch.where(solved[:, None], exact, 1 / (exact + ENTROPY_EPS)), valid)
-        none = size.new_zeros(int(side[-1]) + 1, size.shape[1])
-        total, count = none.index_add(0, side, size), none.index_add(0, side, valid.double())
-        scale = torch.where(total > 0, amount * count / total, 0.0)
         # Where every entropy is 0 all have an equal share.
-        equal = torch.where(total > 0, 0.0, amount)
-        return masked((1 + size * by_sample(scale, side) + by_sample(equal, side)).float(), valid)
+        exact = as_float(masked(entropies, valid)).clamp_(min=SMALLEST, max=FLOAT_MAX).double()
+        inverse = (exact + ENTROPY_EPS).reciprocal_()
+        counted = valid.double()
+        size = torch.where(solved[:, None], exact, inverse).mul_(counted)
+        none = size.new_zeros(int(side[-1]) + 1, size.shape[1])
+        total, count = none.index_add(0, side, size), none.index_add_(0, side, counted)
+        share = size.mul_(by_sample(amount * count / total, side))
+        return masked(share.add_(1).float(), valid)
 
     # The solved responses of a group, or its failed ones, together; a few groups at a time.
     side = group * 2 + solved
@@ -180,7 +185,8 @@ def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solve
     in_blocks = entropies.device.type == "cpu"
     for rows in whole_slices(sizes.tolist(), entropies.shape[1]) if in_blocks else [slice(0, len(order))]:
         some, here = order[rows], index[rows]
-        result[some] = among(entropies[some], response_mask[some], solved[some], here - here[0])
+        table, mask, sides = (each.index_select(0, some) for each in (entropies, response_mask, solved))
+        result.index_copy_(0, some, among(table, mask, sides, here - here[0]))
     return result
 
 
@@ -220,7 +226,7 @@ def truncated(ratio: Tensor, cap: float = 2.0) -> Tensor:
         >>> truncated(torch.tensor([0.5, 3.0]))
         tensor([0.5000, 2.0000])
     """
-    return by_rows(lambda rows: masked(rows.clamp(max=cap), ~rows.isnan()), ratio)
+    return by_rows(lambda rows: without_nan(rows.clamp(max=cap)), ratio)
 
 
 def masked_ratio(ratio: Tensor, low: float, high: float) -> Tensor:
@@ -230,4 +236,8 @@ def masked_ratio(ratio: Tensor, low: float, high: float) -> Tensor:
         >>> masked_ratio(torch.tensor([0.5, 1.1, 3.0]), 0.8, 2.0)
         tensor([0.0000, 1.1000, 0.0000])
     """
-    return by_rows(lambda rows: masked(rows, (rows >= low - TOLERANCE) & (rows <= high + TOLERANCE)), ratio)
+
+    def inside(rows: Tensor) -> Tensor:
+        return compared(operator.ge, rows, low - TOLERANCE) & compared(operator.le, rows, high + TOLERANCE)
+
+    return by_rows(lambda rows: masked(rows, inside(rows)), ratio)

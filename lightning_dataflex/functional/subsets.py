@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.comparing import is_finite, is_nan
 from lightning_dataflex.functional.groups import (
     TOLERANCE,
     by_sample,
@@ -36,7 +37,7 @@ def mixed_groups(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
         >>> mixed_groups(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1]), 2)
         tensor([False, False, False,  True,  True])
     """
-    valid = ~scores.isnan()
+    valid = ~is_nan(scores)
     return valid & by_sample(group_differs(scores, group, num_groups, valid), group)
 
 
@@ -57,7 +58,7 @@ def top_groups(scores: Tensor, group: Tensor, num_groups: int, fraction: float) 
     _, order = _ranked_groups(scores, group, num_groups)
     chosen = torch.zeros(num_groups, dtype=torch.bool, device=scores.device)
     chosen[order[: int(share(torch.tensor(len(order)), fraction))]] = True
-    return by_sample(chosen, group) & ~scores.isnan()
+    return by_sample(chosen, group) & ~is_nan(scores)
 
 
 def nucleus_groups(scores: Tensor, group: Tensor, num_groups: int, p: float, shares: Shares = "linear") -> Tensor:
@@ -87,12 +88,12 @@ def nucleus_groups(scores: Tensor, group: Tensor, num_groups: int, p: float, sha
     total = ranked.sum()
     before = ranked.cumsum(0) - ranked
     chosen[order[before < max(p - 1e-9, 1e-12) * total]] = True
-    return by_sample(chosen, group) & ~scores.isnan()
+    return by_sample(chosen, group) & ~is_nan(scores)
 
 
 def _ranked_groups(scores: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
     """The mean score of each group, and the groups that have one, best first."""
-    valid = ~scores.isnan()
+    valid = ~is_nan(scores)
     means = group_mean(scores, group, num_groups, valid)
     place = torch.arange(len(group), device=group.device)
     first = torch.full((num_groups,), len(group), device=group.device).scatter_reduce_(0, group, place, "amin")
@@ -117,7 +118,7 @@ def group_top_k(metric: Tensor, group: Tensor, k: int | Tensor, *, valid: Tensor
         >>> group_top_k(torch.tensor([-2.0, -8.0, -3.0, -1.0]), torch.tensor([0, 0, 0, 1]), 2)
         tensor([ True, False,  True,  True])
     """
-    eligible = ~metric.isnan() if valid is None else valid & ~metric.isnan()
+    eligible = ~is_nan(metric) if valid is None else valid & ~is_nan(metric)
     ranked = metric if eligible.all() else torch.where(eligible, metric, torch.nan)
     return eligible & (group_rank(ranked, group, descending=True) < k)
 
@@ -159,7 +160,7 @@ def pruned(scores: Tensor, group: Tensor, rate: float) -> Tensor:
         >>> pruned(torch.tensor([3.0, 1.0, 2.0]), torch.zeros(3).long(), 0.5)
         tensor([ True, False,  True])
     """
-    eligible = ~scores.isnan()
+    eligible = ~is_nan(scores)
     size = group_size(group, int(group.max()) + 1 if len(group) else 0, eligible).long()
     num_pruned = (size.double() * rate + TOLERANCE).floor().long()
     num_kept = torch.maximum(size - num_pruned, size.clamp(max=1))
@@ -184,7 +185,7 @@ def max_variance(rewards: Tensor, group: Tensor, keep_fraction: float, *, valid:
         >>> max_variance(torch.tensor([0.0, 0.0, 0.0, 1.0, 1.1, 1.2, 5.0]), torch.zeros(7).long(), 3 / 7)
         tensor([ True,  True, False, False, False, False,  True])
     """
-    eligible = rewards.isfinite() if valid is None else valid & rewards.isfinite()
+    eligible = is_finite(rewards) if valid is None else valid & is_finite(rewards)
     index = eligible.nonzero().flatten()
     keep = torch.zeros_like(eligible)
     # Group by group, and in each by reward.

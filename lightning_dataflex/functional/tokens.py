@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.blocks import by_rows, masked, slices
+from lightning_dataflex.functional.comparing import is_nan, may_hold_nan
 from lightning_dataflex.functional.storage import empty
 
 
@@ -78,8 +79,19 @@ def any_nan(values: Tensor, response_mask: Tensor | None = None) -> Tensor:
     if values.device.type != "cpu" or values.dtype.itemsize == 1:
         return inside(*tables).isnan().any(-1)
     # A sum is NaN for one NaN, and for infinite numbers of both signs.
-    odd = by_rows(lambda *rows: inside(*rows).sum(-1), *tables).isnan()
+    odd = is_nan(by_rows(lambda *rows: inside(*rows).sum(-1), *tables))
     return odd & by_rows(lambda *rows: inside(*rows).isnan().any(-1), *tables) if odd.any() else odd
+
+
+def numbers_inside(values: Tensor, response_mask: Tensor) -> Tensor:
+    """The valid tokens (N, L) bool whose value is not NaN.
+
+    Example:
+        >>> numbers_inside(torch.tensor([[1.0, torch.nan, 1.0]]), torch.tensor([[1, 1, 0]]))
+        tensor([[ True, False, False]])
+    """
+    valid = response_mask.bool()
+    return valid & ~is_nan(values) if may_hold_nan(values) else valid
 
 
 def flat_values(values: Tensor, mask: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.functional.blocks import by_rows, masked
+from lightning_dataflex.functional.comparing import is_nan, without_nan
 
 FLOAT_MAX = torch.finfo(torch.float32).max
 """The largest number that a weight can be."""
@@ -189,7 +190,7 @@ def probability_mix(probs: Tensor, alpha: float) -> Tensor:
         >>> probability_mix(torch.tensor([0.1, 0.9, 1.0]), 0.3)
         tensor([0.7300, 0.9700, 1.0000])
     """
-    return by_rows(lambda rows: masked(alpha * rows + 1 - alpha, ~rows.isnan()), probs)
+    return by_rows(lambda rows: without_nan(alpha * rows + 1 - alpha), probs)
 
 
 def power(scores: Tensor, alpha: float) -> Tensor:
@@ -205,4 +206,4 @@ def power(scores: Tensor, alpha: float) -> Tensor:
         >>> power(torch.tensor([4.0, 0.0, torch.nan]), 0.5)
         tensor([2., 0., 0.])
     """
-    return by_rows(lambda rows: masked(rows.clamp(min=0).pow(alpha), ~rows.isnan()), scores)
+    return by_rows(lambda rows: masked(rows.clamp(min=0).pow(alpha), ~is_nan(rows)), scores)

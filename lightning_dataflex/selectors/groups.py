@@ -17,6 +17,7 @@ from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import subsets
 from lightning_dataflex.functional.advantages import grpo_advantages
 from lightning_dataflex.functional.choices import check_choice, shown
+from lightning_dataflex.functional.comparing import is_nan
 from lightning_dataflex.functional.groups import group_mean
 
 Advantages = Literal["subset", "group"]
@@ -115,7 +116,7 @@ class GFPO(_WithinGroups):
             )
         length, reward = batch.num_tokens.double(), batch.outcomes.double()
         metric = {"short": -length, "efficiency": reward / length, "reward": reward}[self.metric]
-        valid = ~batch.outcomes.isnan()
+        valid = ~is_nan(batch.outcomes)
         k: int | Tensor = self.k
         if self.k_by_difficulty is not None:
             means = group_mean(batch.outcomes, group, num_groups, valid).cpu()

@@ -74,4 +74,5 @@ class Lopti(Selector):
 
     def act(self, scores: Tensor, batch: Any, **ctx: Any) -> Any:
         low = self.part == "low" or (self.part == "alternate" and ctx.get("step_id", 0) % 2 == 0)
-        return selection.at_least(scores, self.threshold) != low
+        likely = selection.at_least(scores, self.threshold)
+        return likely.logical_not_() if low else likely
