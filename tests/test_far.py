@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from far import Far, FarTensor, near
-from laws import a_batch, over, pipeline_of
+from laws import PER_TOKEN, a_batch, over, pipeline_of
 
 import lightning_dataflex as df
+from lightning_dataflex.core.tidy import TidyBatch
 
 
 def far_away(batch: dict[str, Any]) -> dict[str, Any]:
@@ -35,15 +36,61 @@ def test_a_decision_on_a_gpu_is_that_on_a_cpu_and_is_waited_for_once(scorer, kin
     assert isinstance(found["rollout_is_weights"], FarTensor)
     torch.testing.assert_close(near(found["rollout_is_weights"]), expected["rollout_is_weights"])
     assert torch.equal(near(found["response_mask"]), expected["response_mask"])
-    on_samples = near(pipeline_of(scorer, kind, actuator).decide(batch, progress=0.5).scores).dim() == 1
-    if on_samples and not has_a_part_on_tokens(scorer, actuator):
+    if actuator == "any_of" or scorer in ("weighted_sum", "zscore"):
+        # With a part on samples and one on tokens, or a rule on the scores of all tokens.
+        assert 1 < len(far.waits) <= 8
+    else:
         assert far.waits == ["_to_copy"]
-    # For the mask, for what can be scored and read, for the range of weights or a quantile, and for the numbers.
-    assert len(far.waits) <= (11 if has_a_part_on_tokens(scorer, actuator) else 7 if actuator == "gtpo" else 5)
 
 
-def has_a_part_on_tokens(scorer: str, actuator: str) -> bool:
-    return actuator == "any_of" or scorer in ("weighted_sum", "zscore")
+@over("selector", "reweighter")
+@pytest.mark.parametrize("spoilt", ["some", "all"])
+def test_samples_that_do_not_count_change_nothing_on_a_gpu(scorer, kind, actuator, spoilt):
+    batch = a_batch(groups=6)
+    rows = slice(None) if spoilt == "all" else slice(3, 7)
+    # Without a valid token, and without a number that can be read.
+    batch["response_mask"][0 if spoilt == "some" else rows] = 0
+    for name in (*PER_TOKEN, "rm_scores"):
+        batch[name] = batch[name].clone()
+        batch[name][rows] = torch.nan
+    expected = decided(pipeline_of(scorer, kind, actuator), batch)
+
+    with Far():
+        found = decided(pipeline_of(scorer, kind, actuator), far_away(batch))
+
+    for name in ("rollout_is_weights", "response_mask"):
+        torch.testing.assert_close(near(found[name]), expected[name])
+
+
+@pytest.mark.parametrize(("weight", "message"), [(-1.0, "a weight of -1"), (torch.inf, "an infinite weight")])
+def test_what_can_be_no_weight_is_refused_on_a_gpu(weight, message):
+    class Odd(df.Reweighter):
+        by_mask = True
+
+        def act(self, scores, batch, **ctx):
+            return torch.where(batch.token_mask.cumsum(1) == 2, weight, 1.0)
+
+    pipeline = df.Pipeline(pipeline_of("token_entropy", "selector", "high_entropy_tokens").scorer, Odd("none"))
+    with Far(), pytest.raises(ValueError, match=message):
+        pipeline.decide(far_away(a_batch()))
+
+
+def test_infinite_weights_that_are_scaled_take_everything_on_a_gpu():
+    class Odd(df.Reweighter):
+        by_mask = True
+
+        def act(self, scores, batch, **ctx):
+            return torch.where(scores > 2.5, torch.inf, 1.0)
+
+    def pipeline():
+        return df.Pipeline(pipeline_of("token_entropy", "selector", "high_entropy_tokens").scorer, Odd())
+
+    expected = decided(pipeline(), a_batch())
+    with Far():
+        found = decided(pipeline(), far_away(a_batch()))
+
+    assert (expected["rollout_is_weights"] > 1e-6).sum() == (a_batch()["entropies"] > 2.5).sum() > 0
+    torch.testing.assert_close(near(found["rollout_is_weights"]), expected["rollout_is_weights"])
 
 
 @pytest.mark.parametrize("mixer", df.components("mixer"))
@@ -86,3 +133,14 @@ def test_a_mask_that_is_none_is_refused_by_each_of_several_ranks(actuator, monke
 def test_two_devices_are_not_mixed_unseen():
     with Far(), pytest.raises(RuntimeError, match="same device"):
         FarTensor(torch.ones(2)) + torch.ones(2)
+
+
+def test_a_sample_that_stays_without_counting_has_no_token():
+    batch, rows = a_batch(), torch.arange(12) % 3 > 0
+
+    with Far():
+        tidy = TidyBatch(df.RolloutBatch(far_away(batch)), FarTensor(rows), by_mask=True)
+
+        assert near(tidy.response_mask).tolist() == (batch["response_mask"].bool() & rows[:, None]).tolist()
+        assert near(tidy.num_tokens).tolist() == (batch["response_mask"].sum(1) * rows).tolist()
+    assert tidy.num_samples == 12

@@ -19,7 +19,7 @@ from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.tokens import numbers_inside
-from lightning_dataflex.functional.weighting import finite_weights, mean_one
+from lightning_dataflex.functional.weighting import finite_weights, least_and_largest, mean_one
 
 Normalize = Literal["tokens", "samples", "abs_advantage", "none"]
 
@@ -41,6 +41,8 @@ class Actuator(ABC):
     """Of a rule that compares them: whether the advantage estimator may be one that does not."""
     row_wise: ClassVar[bool] = False
     """Whether what becomes of a sample depends on that sample alone, scaling aside; see `Scorer.row_wise`."""
+    by_mask: ClassVar[bool] = False
+    """Whether it reads tables of tokens with the mask alone; see `Scorer.by_mask`."""
     changes_advantages: bool = False
     """Whether kept samples are trained with advantages of this rule's own; see `Selector.advantages`."""
     signals: ClassVar[Sequence[str]] = ()
@@ -65,8 +67,9 @@ class Actuator(ABC):
             # Those of a base belong to the base's own act.
             if "columns" not in vars(cls):
                 cls.columns = Actuator.columns  # type: ignore[method-assign]
-            if "row_wise" not in vars(cls):
-                cls.row_wise = False
+            for name in ("row_wise", "by_mask"):
+                if name not in vars(cls):
+                    setattr(cls, name, False)
 
     @abstractmethod
     def act(self, scores: Any, batch: Any, **ctx: Any) -> Any:
@@ -127,7 +130,7 @@ class Selector(Actuator):
 
     def kept(self, batch: RolloutBatch, scores: Tensor, rows: Tensor, **ctx: Any) -> Tensor:
         """As `keep`, of scores that are 0 in padding, where it is known which rows have one and can be read."""
-        tidy = TidyBatch(batch, rows)
+        tidy = TidyBatch(batch, rows, by_mask=self.by_mask)
         if not tidy.num_samples:
             return torch.zeros_like(scores, dtype=torch.bool)
         kept = torch.as_tensor(self.act(tidy.of_rows(scores), tidy, **ctx), device=scores.device)
@@ -183,11 +186,15 @@ class Reweighter(Actuator):
 
     def unscaled(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
         """What `act` gives, before it is scaled: finite, and 0 in padding and for a sample without a score."""
-        return self.weighed(*scored_rows(batch, scores, fields_screened(self)), **ctx)
+        weights = self.weighed(*scored_rows(batch, scores, fields_screened(self)), **ctx)
+        return self.checked(weights, *least_and_largest(weights).tolist())
 
     def weighed(self, batch: RolloutBatch, scores: Tensor, rows: Tensor, **ctx: Any) -> Tensor:
-        """As `unscaled`, of scores that are 0 in padding, where it is known which rows have one and can be read."""
-        tidy = TidyBatch(batch, rows)
+        """As `unscaled`, of scores that are 0 in padding, where it is known which rows have one and can be read.
+
+        Weights that nobody has checked: see `checked`.
+        """
+        tidy = TidyBatch(batch, rows, by_mask=self.by_mask)
         if not tidy.num_samples:
             return torch.zeros_like(scores if scores.dtype == torch.float64 else scores.float())
         weights = torch.as_tensor(self.act(tidy.of_rows(scores), tidy, **ctx)).detach()
@@ -195,14 +202,21 @@ class Reweighter(Actuator):
         weights = weights if weights.dtype == torch.float64 else weights.float()
         valid = tidy.token_mask if weights.dim() == 2 else torch.ones_like(weights, dtype=torch.bool)
         weights = by_rows(lambda w, v: masked(w, numbers_inside(w, v)), weights, valid.to(weights.device))
-        low, high = torch.stack(weights.aminmax()).cpu().tolist()
+        return tidy.placed(weights, 0.0)
+
+    def checked(self, weights: Tensor, low: float, high: float) -> Tensor:
+        """Finite weights: these, of which the least and the largest are known, if they are.
+
+        Raises:
+            ValueError: They cannot be weights.
+        """
         if low < 0:
             raise ValueError(f"{type(self).__name__}.act gave a weight of {low}. Weights must be >= 0.")
         if high == math.inf:
             if self.normalize == "none":
                 raise ValueError(f"{type(self).__name__} gave an infinite weight. Weights must be finite.")
-            weights = finite_weights(weights)
-        return tidy.placed(weights, 0.0)
+            return finite_weights(weights)
+        return weights
 
     def warn_all_zero(self) -> None:
         """Say once that the rule's weights are all 0: they would quietly train on nothing."""
@@ -212,6 +226,7 @@ class Reweighter(Actuator):
 def _scaled_weights(self: Reweighter, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
     batch, scores, rows = scored_rows(batch, scores, fields_screened(self))
     weights = self.weighed(batch, scores, rows, **ctx)
+    weights = self.checked(weights, *least_and_largest(weights).tolist())
     if self.normalize == "none":
         return weights
     there = rows if weights.dim() == 1 else rows[:, None]

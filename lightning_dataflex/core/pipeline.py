@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Scope
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.fields import FIELDS
-from lightning_dataflex.core.global_batch import global_batch, in_brief
+from lightning_dataflex.core.global_batch import LOWEST, global_batch, in_brief
 from lightning_dataflex.core.home import at_home
 from lightning_dataflex.core.ids import ToldApart
 from lightning_dataflex.core.memory import memory_of, recall
@@ -27,8 +27,11 @@ from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike,
 from lightning_dataflex.core.tidy import fields_screened, scorable, scored
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.blocks import blank_padding, by_rows
-from lightning_dataflex.functional.weighting import rescaled, unit_scale
+from lightning_dataflex.functional.weighting import least_and_largest, rescaled, unit_scale
 from lightning_dataflex.sync import Group, exchanged, num_ranks
+
+RANGE = "range of the weights"
+"""A name that is no field's."""
 
 
 class _WholeAdvantages:
@@ -157,16 +160,14 @@ class Pipeline:
         """
         # Read, and for a rule on rows also decided on, inside of the exchange, which tells the other ranks of an error.
         local = functools.cache(lambda: self._read(batch))
-        if self.row_wise:
-            brief = functools.cache(lambda: in_brief(local(), self._parts, local_ids=self._is_one_rank))
-            acted = functools.cache(lambda: self._action(brief(), step_id, progress))
-            numbers, rows = self._exchanged(brief, acted)
-            action = acted()
+        if self.row_wise or self._is_one_rank:
+            acted = functools.cache(lambda: self._acted(self._brief(local()), step_id, progress))
+            numbers, rows = self._exchanged(lambda: acted()[1])
+            action, _ = acted()
         else:
             world, rows, _ = global_batch(local, self._parts, self.process_group, self._what)
             _check_not_empty(world.num_samples)
-            everywhere = self._action(world, step_id, progress)
-            numbers = at_home(self._numbers(world, everywhere))
+            everywhere, numbers = self._acted(world, step_id, progress)
             action = everywhere.of(rows, local().token_mask.shape[1])
         fell_back = keep_all_if_empty and not numbers["num_kept"].any()
         if fell_back:
@@ -195,25 +196,52 @@ class Pipeline:
         local = functools.cache(lambda: self._read(batch))
 
         @functools.cache
-        def acted() -> Action:
+        def action() -> Action:
             keep = local().has_tokens
             return Action(torch.zeros_like(keep, dtype=torch.float32), keep, keep.float(), keep)
 
-        numbers, rows = self._exchanged(local, acted)
-        return self._decision(local(), acted(), numbers, rows)
+        numbers, rows = self._exchanged(lambda: self._numbers(local(), action()))
+        return self._decision(local(), action(), numbers, rows)
 
     def _read(self, batch: Any) -> RolloutBatch:
         local = RolloutBatch.of(batch, self.fields)
         local.require(self.requires)
         return local
 
-    def _exchanged(self, local: Any, acted: Any) -> tuple[RowNumbers, slice]:
-        """The numbers of all ranks' rows, of samples that were acted on here. A collective."""
+    def _brief(self, local: RolloutBatch) -> RolloutBatch:
+        """What the rule is given of this rank's batch."""
+        if self._is_one_rank:
+            _check_not_empty(local.num_samples)
+        if not (self.scorer.by_mask and self.actuator.by_mask):
+            return in_brief(local, self._parts, local_ids=self._is_one_rank)
+        # All of it, and whether its mask is one is told with the numbers.
+        local.lowest_in_mask()
+        return local
 
-        def own() -> tuple[RowNumbers, int]:
-            return self._numbers(local(), acted()), local().num_samples
+    def _acted(self, batch: RolloutBatch, step_id: int, progress: float | None) -> tuple[Action, RowNumbers]:
+        """An action that has passed all checks, and its numbers in main memory, in one copy from an accelerator."""
+        action = self._action(batch, step_id, progress)
+        numbers, lowest = self._numbers(batch, action), batch.lowest_in_mask()
+        checks = {} if lowest is None else {LOWEST: lowest}
+        if isinstance(self.actuator, Reweighter):
+            checks[RANGE] = least_and_largest(action.weights)
+        numbers = at_home(numbers | checks)
+        batch.check_mask(numbers.pop(LOWEST, None))
+        if isinstance(self.actuator, Reweighter):
+            weights = self.actuator.checked(action.weights, *numbers.pop(RANGE).tolist())
+            if weights is not action.weights:
+                action = replace(action, weights=weights)
+                numbers = at_home(self._numbers(batch, action))
+        return action, numbers
 
-        numbers, rows = exchanged(own, self.process_group, self._what)
+    def _exchanged(self, own: Callable[[], RowNumbers]) -> tuple[RowNumbers, slice]:
+        """The numbers of all ranks' rows, and where this rank's are. A collective."""
+
+        def columns() -> tuple[RowNumbers, int]:
+            numbers = own()
+            return numbers, len(numbers["num_tokens"])
+
+        numbers, rows = exchanged(columns, self.process_group, self._what)
         _check_not_empty(len(numbers["num_tokens"]))
         return at_home(numbers), rows
 

@@ -51,6 +51,8 @@ class RolloutBatch(Fields):
         for name in READ_ONCE:
             vars(self).pop(name, None)
 
+    _lowest: Tensor | None = None
+
     def __len__(self) -> int:
         return self.num_samples
 
@@ -86,15 +88,14 @@ class RolloutBatch(Fields):
         return mask
 
     def lowest_in_mask(self) -> Tensor | None:
-        """The least number that stands in the mask, for `check_mask`; None where there is nothing to check.
+        """The least number that stands in the mask, as long as nobody has checked it; None where nothing is to check.
 
-        It reads `response_mask`, too. For whoever copies that number from an accelerator together with others: each
-        copy waits for all work before it.
+        It reads `response_mask`, too. For whoever copies that number from an accelerator together with others, and
+        hands it to `check_mask`: each copy waits for all work before it.
         """
-        if "response_mask" in vars(self):
-            return None
-        self.response_mask, lowest = self._read_mask()
-        return lowest
+        if "response_mask" not in vars(self):
+            self.response_mask, self._lowest = self._read_mask()
+        return self._lowest
 
     def check_mask(self, lowest: Tensor | None) -> None:
         """Raise a ValueError unless the least that stands in the mask is at least 0; None is nothing to check."""
@@ -103,6 +104,7 @@ class RolloutBatch(Fields):
             odd = mask[~(mask >= 0)][0].item()
             self._forget()
             raise ValueError(f"response_mask holds {odd}. Give 1 for a valid token and 0 for any other.")
+        self._lowest = None
 
     def _read_mask(self) -> tuple[Tensor | None, Tensor | None]:
         """The mask, and of one of numbers the least."""

@@ -69,6 +69,11 @@ class Scorer(Metric):
 
     With an actuator that is row-wise too, every rank decides on its own samples, and a few numbers of each travel.
     """
+    by_mask: bool = False
+    """Whether tables of tokens are read with the mask alone, so that a sample without a valid token changes nothing.
+
+    On an accelerator the samples that do not count are then given as such ones, and the host waits for nothing.
+    """
     screened: Sequence[str] | None = None
     """The fields in which a NaN leaves a sample without a score; None for `requires`."""
     remembers: bool = False
@@ -101,8 +106,9 @@ class Scorer(Metric):
             # Those of a base belong to the base's own score.
             if "columns" not in vars(cls):
                 cls.columns = Scorer.columns  # type: ignore[method-assign]
-            if "row_wise" not in vars(cls):
-                cls.row_wise = False
+            for name in ("row_wise", "by_mask"):
+                if name not in vars(cls):
+                    setattr(cls, name, False)
             cls.score = _on_scorable_rows(cls.score)  # type: ignore[method-assign]
 
     def add_state(self, name: str, default: Any, dist_reduce_fx: Any = None, persistent: bool = True) -> None:
@@ -217,7 +223,7 @@ def _on_scorable_rows(score: Callable[..., Any]) -> Callable[..., Tensor]:
 def scores_on(scorer: Scorer, batch: RolloutBatch, step_id: int, **ctx: Any) -> Tensor:
     """The scores of all rows of a batch, NaN of those that cannot be scored."""
     rows = scorable(batch, fields_screened(scorer))
-    tidy = TidyBatch(batch, rows)
+    tidy = TidyBatch(batch, rows, by_mask=scorer.by_mask)
     if scorer.needs_groups and "uid" in batch and _all_alone(tidy):
         warn_once(
             scorer,

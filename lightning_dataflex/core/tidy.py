@@ -35,6 +35,8 @@ class TidyBatch(RolloutBatch):
     Args:
         batch: The batch as it came.
         rows: (N,) bool, the samples that count.
+        by_mask: Whether the others may stay, as samples without a valid token. They do on an accelerator, which would
+            have to be waited for to take them out.
 
     Example:
         >>> mask = torch.tensor([[1, 1], [0, 0]])
@@ -44,10 +46,15 @@ class TidyBatch(RolloutBatch):
         (tensor([1.]), tensor([[0., 1.]]))
     """
 
-    def __init__(self, batch: RolloutBatch, rows: Tensor) -> None:
+    def __init__(self, batch: RolloutBatch, rows: Tensor, *, by_mask: bool = False) -> None:
         super().__init__(batch.source, batch.fields)
-        self._whole, self._rows, self.num_samples = batch, rows, int(rows.sum())
+        self._whole, self._rows = batch, rows
+        self._blank = by_mask and rows.device.type != "cpu"
+        self.num_samples = len(rows) if self._blank else int(rows.sum())
         self._all = self.num_samples == len(rows)
+        if self._blank:
+            self.response_mask = batch.token_mask & rows[:, None]
+            self.num_tokens = batch.num_tokens * rows
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._whole:
@@ -108,6 +115,8 @@ class TidyBatch(RolloutBatch):
 
     def placed(self, values: Tensor, fill: float) -> Tensor:
         """Values of the samples that count at their places in the whole batch, `fill` elsewhere."""
+        if self._blank:
+            return torch.where(self._rows if values.dim() == 1 else self._rows[:, None], values, fill)
         if self._all:
             return values
         whole = torch.full((len(self._rows), *values.shape[1:]), fill, dtype=values.dtype, device=values.device)

@@ -11,7 +11,7 @@ from lightning_dataflex.functional.blocks import by_rows
 from lightning_dataflex.functional.comparing import compared, is_nan
 from lightning_dataflex.functional.groups import TOLERANCE
 from lightning_dataflex.functional.tokens import flat_values, numbers_inside
-from lightning_dataflex.functional.weighting import order_statistics, quantile
+from lightning_dataflex.functional.weighting import order_statistics, quantile, quantile_inside
 
 
 def in_band(scores: Tensor, low: float, high: float, *, closed: bool = False) -> Tensor:
@@ -129,8 +129,11 @@ def top_tokens(scores: Tensor, response_mask: Tensor, fraction: float) -> Tensor
         tensor([[False,  True, False, False]])
     """
     valid = by_rows(numbers_inside, scores, response_mask)
-    values = flat_values(scores, valid)
-    if not len(values):
+    if scores.device.type != "cpu":
+        lowest = quantile_inside(scores, valid, 1 - fraction)
+    elif len(values := flat_values(scores, valid)):
+        lowest = quantile(values, 1 - fraction, overwrite_input=True)
+    else:
         return torch.zeros_like(valid)
-    lowest = quantile(values, 1 - fraction, overwrite_input=True).to(scores.dtype)
+    lowest = lowest.to(scores.dtype)
     return by_rows(lambda inside, rows: inside & compared(operator.ge, rows, lowest), valid, scores)

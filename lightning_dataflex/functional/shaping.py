@@ -142,7 +142,15 @@ def stage_weight(rate: Tensor, stage: Stage, all_failed: float = 0.25) -> Tensor
     return torch.where(rate.isnan(), 0.0, curve).to(rate)
 
 
-def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solved: Tensor, amount: float) -> Tensor:
+def entropy_share(
+    entropies: Tensor,
+    response_mask: Tensor,
+    group: Tensor,
+    solved: Tensor,
+    amount: float,
+    *,
+    num_groups: int | None = None,
+) -> Tensor:
     """1 + amount * share * count of each valid token, (N, L): how a token's entropy stands at its place in its group.
 
     Of the solved responses of the group that reach the place, `count` many, the share is H / sum of H; of the failed
@@ -156,6 +164,7 @@ def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solve
         group: (N,) dense group index.
         solved: (N,) bool.
         amount: alpha_2 in the paper.
+        num_groups: Where it is known, an accelerator is not waited for.
 
     Example:
         >>> entropies, ones = torch.tensor([[3.0], [1.0]]), torch.ones(2, 1, dtype=torch.bool)
@@ -164,29 +173,30 @@ def entropy_share(entropies: Tensor, response_mask: Tensor, group: Tensor, solve
                 [1.0500]])
     """
 
-    def among(entropies: Tensor, valid: Tensor, solved: Tensor, side: Tensor) -> Tensor:
+    def among(entropies: Tensor, valid: Tensor, solved: Tensor, side: Tensor, num_sides: int) -> Tensor:
         # Where every entropy is 0 all have an equal share.
         exact = as_float(masked(entropies, valid)).clamp_(min=SMALLEST, max=FLOAT_MAX).double()
         inverse = (exact + ENTROPY_EPS).reciprocal_()
         counted = valid.double()
         size = torch.where(solved[:, None], exact, inverse).mul_(counted)
-        none = size.new_zeros(int(side[-1]) + 1, size.shape[1])
+        none = size.new_zeros(num_sides, size.shape[1])
         total, count = none.index_add(0, side, size), none.index_add_(0, side, counted)
         share = size.mul_(by_sample(amount * count / total, side))
         return masked(share.add_(1).float(), valid)
 
-    # The solved responses of a group, or its failed ones, together; a few groups at a time.
     side = group * 2 + solved
+    if entropies.device.type != "cpu":
+        if num_groups is None:
+            num_groups = int(group.max()) + 1 if len(group) else 0
+        return among(entropies, response_mask, solved, side, 2 * num_groups)
+    # The solved responses of a group, or its failed ones, together; a few groups at a time.
     order = torch.argsort(side, stable=True)
     index, sizes = torch.unique_consecutive(side[order], return_inverse=True, return_counts=True)[1:]
-    result = empty(tuple(entropies.shape), torch.float32, entropies.device)
-    if not len(order):
-        return result
-    in_blocks = entropies.device.type == "cpu"
-    for rows in whole_slices(sizes.tolist(), entropies.shape[1]) if in_blocks else [slice(0, len(order))]:
-        some, here = order[rows], index[rows]
+    result = empty(tuple(entropies.shape), torch.float32)
+    for rows in whole_slices(sizes.tolist(), entropies.shape[1]):
+        some, here = order[rows], index[rows] - index[rows.start]
         table, mask, sides = (each.index_select(0, some) for each in (entropies, response_mask, solved))
-        result.index_copy_(0, some, among(table, mask, sides, here - here[0]))
+        result.index_copy_(0, some, among(table, mask, sides, here, int(here[-1]) + 1))
     return result
 
 

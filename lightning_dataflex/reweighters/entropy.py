@@ -33,8 +33,10 @@ class _ByEntropy(Reweighter):
 
     def _shares(self, entropies: Tensor, mask: Tensor, batch: Any) -> Tensor:
         solved = scoring.is_solved(batch.outcomes, self.success_threshold)
-        group, device = batch.groups[0], entropies.device
-        return shaping.entropy_share(entropies, mask, group.to(device), solved.to(device), self.amount)
+        (group, num_groups), device = batch.groups, entropies.device
+        return shaping.entropy_share(
+            entropies, mask, group.to(device), solved.to(device), self.amount, num_groups=num_groups
+        )
 
 
 @register_reweighter("gtpo")
@@ -58,6 +60,7 @@ class GTPO(_ByEntropy):
                 [1.0500]])
     """
 
+    by_mask = True
     granularities = ("token",)
     signals = ("entropy",)
     default_scorer = "token_entropy"

@@ -98,6 +98,7 @@ class AbsAdvantagePower(Reweighter):
         tensor([1.3333, 0.6667])
     """
 
+    by_mask = True
     row_wise = True
     default_scorer = "advantage_magnitude"
 

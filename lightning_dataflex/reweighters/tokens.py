@@ -28,6 +28,7 @@ class AdvantageReweight(Reweighter):
         tensor([[0.7300, 0.9700, 1.0000]])
     """
 
+    by_mask = True
     row_wise = True
     signals = ("probability",)
     default_scorer = "token_prob"
@@ -56,6 +57,7 @@ class TIS(Reweighter):
         tensor([[0.5000, 2.0000]])
     """
 
+    by_mask = True
     granularities = ("response", "token")
     row_wise = True
     signals = ("ratio",)
@@ -88,6 +90,7 @@ class MIS(Reweighter):
         tensor([[0.0000, 1.1000, 0.0000]])
     """
 
+    by_mask = True
     granularities = ("response", "token")
     row_wise = True
     signals = ("ratio",)

@@ -46,6 +46,7 @@ class Combined(Scorer):
         self.needs_groups = any(part.needs_groups for part in parts)
         self.remembers = self.remembers or any(part.remembers for part in parts)
         self._of_each_row = all(part.row_wise for part in parts)
+        self._of_each_token = all(part.by_mask for part in parts)
 
     @property
     def part_titles(self) -> list[str]:
@@ -113,7 +114,7 @@ class WeightedSum(Combined):
         for weight in weights:
             check_range("weights", weight, -FLOAT_MAX, FLOAT_MAX)
         self.weights = list(weights)
-        self.row_wise = self._of_each_row
+        self.row_wise, self.by_mask = self._of_each_row, self._of_each_token
 
     @property
     def recipe(self) -> str:
@@ -142,7 +143,7 @@ class Product(Combined):
     def __init__(self, scorers: list[Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._combine(scorers)
-        self.row_wise = self._of_each_row
+        self.row_wise, self.by_mask = self._of_each_row, self._of_each_token
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return combining.product(self._scores(batch, step_id, **ctx))

@@ -47,6 +47,7 @@ class TokenProb(Scorer):
 
     requires = ("old_log_probs", "response_mask")
     signal = "probability"
+    by_mask = True
     timing = "post_advantage"
     granularity = "token"
     row_wise = True
@@ -98,6 +99,7 @@ class TokenEntropy(Scorer):
 
     requires = ("entropies", "response_mask")
     signal = "entropy"
+    by_mask = True
     timing = "post_advantage"
     granularity = "token"
     row_wise = True
@@ -158,6 +160,7 @@ class RefKL(_OfTokens):
     signal = "kl"
     paper = "Schulman 2020, Approximating KL divergence"
     granularity = "token"
+    by_mask = True
     row_wise = True
 
     def __init__(self, level: PerToken = "token", estimator: KLEstimator = "k3", **kwargs: Any) -> None:
@@ -193,6 +196,7 @@ class ImportanceRatio(_OfTokens):
     requires = ("old_log_probs", "rollout_log_probs", "response_mask")
     signal = "ratio"
     granularity = "token"
+    by_mask = True
     row_wise = True
     paper = "geometric: GSPO, arXiv:2507.18071"
 
@@ -223,6 +227,7 @@ class DistillGap(_OfTokens):
     requires = ("old_log_probs", "teacher_log_probs", "response_mask")
     signal = "gap"
     granularity = "token"
+    by_mask = True
     row_wise = True
 
     def __init__(self, level: PerToken = "token", **kwargs: Any) -> None:

@@ -32,6 +32,7 @@ class ThresholdBand(Selector):
         [1]
     """
 
+    by_mask = True
     row_wise = True
     default_scorer = "group_solve_rate"
     paper = "DAPO, arXiv:2503.14476"

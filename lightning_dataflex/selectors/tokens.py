@@ -32,6 +32,7 @@ class HighEntropyTokens(Selector):
         tensor([[False,  True, False, False]])
     """
 
+    by_mask = True
     granularities = ("token",)
     default_scorer = "token_entropy"
     paper = "Beyond the 80/20 rule, arXiv:2506.01939"
@@ -62,6 +63,7 @@ class Lopti(Selector):
         tensor([[ True, False,  True]])
     """
 
+    by_mask = True
     granularities = ("token",)
     row_wise = True
     default_scorer = "token_prob"

@@ -15,7 +15,14 @@ from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.core.warn import NowAndThen, warn_once
 
 BATCH = {"rm_scores": torch.tensor([1.0, 0.0]), "uid": ["a", "b"], "response_mask": torch.ones(2, 3)}
-ROW_WISE = [cls for kind in ("scorer", "selector", "reweighter") for cls in components(kind).values() if cls.row_wise]
+FLAGS = ("row_wise", "by_mask")
+FLAGGED = [
+    (cls, flag)
+    for kind in ("scorer", "selector", "reweighter")
+    for cls in components(kind).values()
+    for flag in FLAGS
+    if getattr(cls, flag)
+]
 
 
 class Step(Scorer):
@@ -34,17 +41,17 @@ def test_a_score_may_be_a_column_and_the_step_is_0_unless_said() -> None:
     assert (Step.score.__name__, Step.score.__doc__) == ("score", "The step, for every sample.")
 
 
-@pytest.mark.parametrize("cls", ROW_WISE, ids=[cls.__name__ for cls in ROW_WISE])
-def test_a_rule_of_ones_own_is_of_whole_batches_whatever_its_base_is(cls: type) -> None:
+@pytest.mark.parametrize(("cls", "flag"), FLAGGED, ids=[f"{cls.__name__}-{flag}" for cls, flag in FLAGGED])
+def test_a_rule_of_ones_own_is_of_whole_batches_whatever_its_base_is(cls: type, flag: str) -> None:
     name = "score" if issubclass(cls, Scorer) else "act"
     own = type("Own", (cls,), {name: lambda self, *args, **ctx: None})
-    assert not own.row_wise
+    assert not getattr(own, flag)
     assert own.columns is (Scorer if name == "score" else Actuator).columns
     same = type("Same", (cls,), {})
-    assert same.row_wise
+    assert getattr(same, flag)
     assert same.columns is cls.columns
-    said = type("Said", (cls,), {name: own.__dict__[name], "row_wise": True, "columns": cls.columns})
-    assert said.row_wise
+    said = type("Said", (cls,), {name: own.__dict__[name], flag: True, "columns": cls.columns})
+    assert getattr(said, flag)
     assert said.columns is cls.columns
 
 

@@ -177,6 +177,7 @@ def test_what_a_scorer_is_unless_it_says_otherwise() -> None:
         "granularity": "prompt",
         "needs_groups": False,
         "row_wise": False,
+        "by_mask": False,
         "screened": None,
         "remembers": False,
         "signal": "",
