@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from lightning_dataflex import DataFlexCallback, DomainMixtureSampler, Mixer, Mixture, mixture_dataloader
 from tests.launch import ROOT, run
+from tests.loaders import loaders_as_they_were
 from tests.mixing import BATCH, DOMAINS, ROWS, Bandit, Rows, fit, mix
 
 
@@ -252,6 +254,16 @@ def test_a_loader_that_cannot_be_steered_is_refused_before_the_first_step(loader
     with pytest.raises(ValueError, match=message):
         fit([mix()], loader(), module=module)
     assert module.seen == []
+
+
+def test_a_refused_loader_is_nothing_to_the_tests_after_it() -> None:
+    with loaders_as_they_were(), pytest.raises(ValueError, match="names math, physics"):
+        fit([mix(domains=["math", "physics"])])
+    loader = DataLoader(ROWS, BATCH)
+    loader.iterator = iter(loader)
+    iterator = weakref.ref(loader.iterator)
+    loader.iterator = None
+    assert iterator() is None
 
 
 def test_domains_that_are_not_those_of_the_data_are_refused() -> None:
