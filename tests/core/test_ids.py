@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+from decimal import Decimal
+from enum import Enum, IntEnum
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,6 +68,78 @@ def test_other_ids_are_hashes_of_type_and_text() -> None:
     assert stable_ids([]).tolist() == []
     assert prompt_ids({"prompt_id": [5]}).tolist() == [5]
     assert stable_ids([2**9_999])[0] != 0
+
+
+WRITTEN: dict[Any, int] = {
+    "a": -3022968324607364423,
+    "": -2845893350173088044,
+    "7": 6196844027868028956,
+    "Zoë 7": 6930235259868701907,
+    -3: -3,
+    2**63 - 1: 9223372036854775807,
+    2**63: 3020434083756097943,
+    1.5: 1618354400376401803,
+    0.1: -5288536188725564612,
+    1e300: 8889160572502141375,
+    float("inf"): 1249794365305382668,
+    (): 3016366035643776341,
+    (1, 2): -6043240999638637082,
+    ("a", 1.5): 7473249466958027458,
+    ("a", (2.0,)): -827491336635259661,
+    frozenset({1, "a"}): 8825671140710661184,
+    b"a": -9032322830761191115,
+    Fraction(1, 3): 6907284996478328352,
+}
+"""Ids that checkpoints hold."""
+
+
+@pytest.mark.parametrize("value", WRITTEN, ids=repr)
+def test_an_id_is_the_same_in_every_run(value: Any) -> None:
+    assert stable_ids([value]).tolist() == [WRITTEN[value]]
+
+
+class Kind(str, Enum):
+    A = "a"
+
+
+class Named(str):
+    def __repr__(self) -> str:
+        return "named"
+
+    def __str__(self) -> str:
+        return "named"
+
+
+class Level(IntEnum):
+    SEVEN = 7
+
+
+Pair = namedtuple("Pair", "kind level")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", Kind.A, Named("a"), np.str_("a")],
+        [7, 7.0, Decimal(7), Decimal("7.00"), Fraction(7), 7 + 0j, Level.SEVEN, np.int8(7), np.longdouble(7)],
+        [2**70, 2.0**70, Decimal(2**70), Fraction(2**70)],
+        [1.5, Decimal("1.5"), Decimal("1.50"), Fraction(3, 2), 1.5 + 0j, np.float32(1.5), np.longdouble(1.5)],
+        [Decimal("0.1"), Decimal("0.10"), Fraction(1, 10)],
+        [float("inf"), Decimal("inf"), np.float16("inf")],
+        [("a", 7), (Kind.A, Decimal(7)), Pair(Named("a"), 7.0)],
+        [frozenset({"a", 7}), frozenset({Kind.A, Fraction(7)})],
+    ],
+    ids=repr,
+)
+def test_equal_values_have_one_id_on_ranks_that_never_meet(values: list[Any]) -> None:
+    assert len(set(values)) == 1
+    assert len({stable_ids([value]).item() for value in values}) == 1
+    assert len({stable_ids(["b", value])[1].item() for value in values}) == 1
+
+
+def test_numbers_that_differ_have_different_ids() -> None:
+    values = [0.1, Decimal("0.1"), np.float32(0.1), 1j, 2j, 1 + 1j, 1, Fraction(1, 3), 1 / 3, 2**53 + 1, 2.0**53, "1"]
+    assert len(set(stable_ids(values).tolist())) == len(set(values)) == len(values)
 
 
 TEXTS = ["b", "b", "a", "b", "c", "c", "a"]
@@ -174,6 +250,8 @@ def test_groups_that_are_numbered_are_those_of_one_batch() -> None:
         (torch.tensor([1.0, NAN]), "^uid holds NaN"),
         ([["a"]], "^uid holds values that cannot be compared: unhashable"),
         ([2**10_000], "^uid holds a number of 10001 bits. Use shorter ones, or texts"),
+        ([Decimal("1e999999999")], "^uid holds a number of 3333333330 bits. Use shorter ones, or texts"),
+        ([(Fraction(1, 2**10_000),)], "^uid holds a number of 10001 bits. Use shorter ones, or texts"),
         ([1, torch.tensor([2, 3])], r"^uid holds a tensor of shape \(2,\). Give one number or text per sample"),
         ([(1, object())], "^uid holds <object object.*, which has another text on every rank"),
     ],
