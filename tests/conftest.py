@@ -19,8 +19,3 @@ def _two_cores() -> None:
 def _loaders_as_they_were() -> Iterator[None]:
     with loaders_as_they_were():
         yield
-
-
-@pytest.fixture(autouse=True)
-def _torch_in_doctests(doctest_namespace: dict) -> None:
-    doctest_namespace["torch"] = torch
