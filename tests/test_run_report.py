@@ -271,6 +271,21 @@ def test_several_callbacks_are_told_apart(tmp_path: Path, undrawn: None) -> None
     assert last == {"a-kept": 0.1, "a-b-kept": 0.2, "a-b2-kept": 0.3}
 
 
+def test_a_label_may_begin_as_the_numbers_of_a_domain_do(tmp_path: Path) -> None:
+    for label in ("score_filter", "prop_a/b", "select"):
+        columns = {f"dataflex/{label}/{name}": [1] for name in ("kept_frac", "n_nan")}
+        mixing = {f"dataflex/mix/{name}": [1] for name in ("prop_x/n_nan", "score_x/n_nan", "n_nan", "lag")}
+        found = metrics_of(write(tmp_path, columns | mixing) / "metrics.csv")
+        names = {key: set(series) for key, series in found.items()}
+        assert names == {label: {"kept_frac", "n_nan"}, "mix": {"prop_x/n_nan", "score_x/n_nan", "n_nan", "lag"}}
+
+
+def test_a_domain_may_be_called_as_a_label_is(tmp_path: Path) -> None:
+    columns = {f"dataflex/{name}": [1] for name in ("n_nan", "prop_a/n_nan", "prop_b/kept_frac")}
+    found = metrics_of(write(tmp_path, columns) / "metrics.csv")
+    assert {key: set(series) for key, series in found.items()} == {"": {"n_nan", "prop_a/n_nan", "prop_b/kept_frac"}}
+
+
 # -- the trace ---------------------------------------------------------------------------------------------------------
 
 

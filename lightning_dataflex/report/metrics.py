@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -14,6 +14,8 @@ from lightning_dataflex.functional.choices import shown
 PREFIX = "dataflex/"
 STARTS = ("prop_", "score_")
 """Names that go on with a domain, which may hold a slash; other names hold none."""
+ALWAYS = ("n_nan", "passed")
+"""Names of which every callback logs one, after its label."""
 MOST = 1e15
 """Numbers of this size are none that a run has meant."""
 
@@ -68,20 +70,32 @@ def metrics_of(path: Path) -> Metrics:
             "step (log_every_n_steps of the Trainer)."
         )
     found: Metrics = {}
+    labels = {column.rpartition("/")[0] for column in rows if column.rpartition("/")[2] in ALWAYS}
     for column, by_step in rows.items():
-        label, name = label_and_name(column)
+        label, name = label_and_name(column, labels)
         steps = sorted(by_step)
         found.setdefault(label, {})[name] = Series(steps, [by_step[step] for step in steps])
     return found
 
 
-def label_and_name(key: str) -> tuple[str, str]:
+def label_and_name(key: str, labels: Iterable[str] = ()) -> tuple[str, str]:
     """Which callback a key is of, and its name; a label may hold slashes, and so may a domain.
+
+    Args:
+        key: Without `PREFIX`.
+        labels: Those that are known, `""` where there is one callback alone. A label may begin as a name does.
 
     Example:
         >>> label_and_name("kept_frac"), label_and_name("a/b/prop_c/d"), label_and_name("select/of_a_new_kind")
         (('', 'kept_frac'), ('a/b', 'prop_c/d'), ('select', 'of_a_new_kind'))
+        >>> label_and_name("score_a/kept_frac", ["score_a"]), label_and_name("score_a/kept_frac", [""])
+        (('score_a', 'kept_frac'), ('', 'score_a/kept_frac'))
     """
+    # A domain called as a label and a name would make a longer label of both.
+    for label in sorted(labels, key=len):
+        name = key.removeprefix(f"{label}/" if label else "")
+        if (not label or name != key) and (name.startswith(STARTS) or "/" not in name):
+            return label, name
     parts = key.split("/")
     for i in range(len(parts)):
         name = "/".join(parts[i:])
