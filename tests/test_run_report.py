@@ -8,16 +8,18 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_dataflex.cli import main
+from lightning_dataflex.report.agreement import doubts
 from lightning_dataflex.report.folder import run_in
 from lightning_dataflex.report.metrics import Series, metrics_of
 from lightning_dataflex.report.page import DARK
@@ -31,7 +33,23 @@ HOSTILE = '</text></title></pre>"><script src="http://x.invalid/a.js">alert(1)</
 MARK = "<script"
 ALONE = {"meta", "br", "path", "use", "rect", "image"}
 TAGS = {
-    *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "h3", "p", "div", "figure", "figcaption"),
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "main",
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "strong",
+        "div",
+        "figure",
+        "figcaption",
+    ),
     *("table", "tr", "th", "td", "details", "summary", "pre"),
     *("svg", "g", "path", "text", "defs", "use", "clippath", "rect", "image"),
 }
@@ -397,6 +415,109 @@ def test_the_configuration_is_shown(tmp_path: Path, undrawn: None) -> None:
     page = page_in(tmp_path)
     assert "".join(page.texts).count("seed: 3\nname: a < b\n") == 1
     assert "hparams.yaml" not in page.source
+
+
+def test_the_configuration_says_where_the_trace_is(
+    tmp_path: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under `dataflex` or as a callback of the Trainer; what lies in the folder is not looked for then."""
+    folder = write(tmp_path / "run", {"dataflex/ess": [1, 2]})
+    (tmp_path / "elsewhere").mkdir()
+    write_trace(tmp_path / "elsewhere" / "t.jsonl", rows_of_trace())
+    write_trace(folder / "other.jsonl", rows_of_trace()[:4])
+    monkeypatch.chdir(tmp_path)
+    block = {"mechanism": "select", "trace": "elsewhere/t.jsonl"}
+    callback = {"class_path": "lightning_dataflex.DataFlexCallback", "init_args": block}
+    for config in ({"dataflex": [{"mechanism": "mix"}, block]}, {"trainer": {"callbacks": [callback]}}):
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        check_trace(page_in(folder))
+        assert run_in(folder).notes == []
+
+
+def test_a_trace_that_is_not_where_the_configuration_says_is_missed(tmp_path: Path, undrawn: None) -> None:
+    folder = write(tmp_path, {"dataflex/ess": [1]})
+    (folder / "config.yaml").write_text("dataflex: {mechanism: select, trace: gone/t.jsonl}")
+    assert run_in(folder).notes[0].startswith("config.yaml has trace: gone/t.jsonl, and there is none.")
+
+
+def test_a_trace_that_the_configuration_does_not_name_is_doubted(tmp_path: Path, undrawn: None) -> None:
+    folder = write(tmp_path, {"dataflex/ess": [1]})
+    write_trace(folder / "t.jsonl", rows_of_trace())
+    (folder / "config.yaml").write_text("dataflex: {mechanism: select, trace: null}")
+    assert run_in(folder).notes[0].startswith("config.yaml has no trace: t.jsonl may be of another run.")
+    assert run_in(folder, folder / "t.jsonl").notes == []
+
+
+@pytest.mark.parametrize("config", ["a: !!python/name:os.system", "[1, 2]", "dataflex: 3", "{", "dataflex: {trace: 3}"])
+def test_a_configuration_of_another_kind_says_nothing_of_a_trace(config: str, tmp_path: Path, undrawn: None) -> None:
+    folder = write(tmp_path, {"dataflex/ess": [1]})
+    (folder / "config.yaml").write_text(config)
+    assert run_in(folder).trace == {}
+    assert run_in(folder).configs == {"config.yaml": config}
+
+
+# -- whether they belong together --------------------------------------------------------------------------------------
+
+
+def logged_and_traced(folder: Path, seeds: Sequence[int], every: int = 1, **settings: Any) -> None:
+    callback = solving(log_level="warning", trace=str(folder / "trace.jsonl"))
+    logger = CSVLogger(folder, name="", version="only")
+    batches = [rollout(seed) for seed in seeds]
+    fit(Toy(), [callback], batches, logger=logger, log_every_n_steps=every, **settings)
+
+
+def test_a_trace_of_the_same_run_is_not_doubted(tmp_path: Path) -> None:
+    logged_and_traced(tmp_path, range(7), every=2)
+    assert run_in(tmp_path).notes == []
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_batches_of_one_optimiser_step_are_not_taken_for_another_run(is_known: bool, tmp_path: Path) -> None:
+    """Of nine batches in two epochs the last of each is an optimiser step of its own."""
+    logged_and_traced(tmp_path, range(9), accumulate_grad_batches=4, max_epochs=2)
+    if is_known:
+        (tmp_path / "only" / "config.yaml").write_text("trainer: {accumulate_grad_batches: 4}")
+    assert run_in(tmp_path).notes == []
+
+
+@pytest.mark.parametrize(("num", "is_known"), [(3, False), (6, False), (12, True)])
+def test_a_trace_of_another_run_is_said_to_be_one(
+    num: int, is_known: bool, tmp_path: Path, undrawn: None, capsys: pytest.CaptureFixture
+) -> None:
+    """A shorter one, one as long and a longer one."""
+    logged_and_traced(tmp_path / "this", range(6))
+    logged_and_traced(tmp_path / "other", range(20, 20 + num))
+    if is_known:
+        (tmp_path / "this" / "only" / "config.yaml").write_text("trainer: {accumulate_grad_batches: 1}")
+    page = page_in(tmp_path / "this" / "only", "--trace", str(tmp_path / "other" / "trace.jsonl"))
+    said = "The trace of 'select.group_solve_rate.threshold_band' is of another run, or part of it is missing: reward_"
+    assert f"warning: {said}" in capsys.readouterr().out
+    assert any(text.startswith(said) for text in page.texts)
+
+
+@pytest.mark.parametrize(("value", "num_doubts"), [(0.07, 0), (0.075, 1)])
+def test_where_nobody_says_how_many_batches_a_step_has_the_first_is_one_of_them(value: float, num_doubts: int) -> None:
+    steps = {i: StepOfTrace(rewards=[float(i), 100]) for i in range(12)}
+    assert len(doubts({"": {"reward_all": Series([1, 2], [value, 0.9])}}, {"rule": steps})) == num_doubts
+
+
+@pytest.mark.parametrize(
+    ("logged", "traced", "expected"),
+    [
+        ([""], ["select.a.b", "reweight.c.d"], ["The trace is of 2 callbacks"]),
+        (["mix", "select"], ["select.a.b"], []),
+        (["mine", "mix"], ["mine"], []),
+        (["mine", "mix"], ["mine", "select.a.b"], ["The trace is of 'select.a.b', and metrics.csv of 'mine', 'mix'."]),
+        (list("abcdefg"), ["h"], ["The trace is of 'h', and metrics.csv of 'a', 'b', 'c', 'd', 'e' and 2 others."]),
+        ([], ["select.a.b"], []),
+    ],
+)
+def test_callbacks_of_a_trace_are_those_that_have_logged(
+    logged: list[str], traced: list[str], expected: list[str]
+) -> None:
+    series = {"kept_frac": Series([0], [0.5])}
+    found = doubts(dict.fromkeys(logged, series), {label: {0: StepOfTrace()} for label in traced})
+    assert [text[: len(start)] for text, start in zip(found, expected, strict=True)] == expected
 
 
 # -- what cannot be ---------------------------------------------------------------------------------------------------

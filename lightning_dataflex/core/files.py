@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -75,6 +77,55 @@ def check_config_file(path: str | os.PathLike[str]) -> None:
         raise ValueError(f"{name} holds more than {MOST_NODES:,} values, those of its aliases included. Give fewer.")
     if re.search(rf"\d{{{MOST_DIGITS},}}", text):
         raise ValueError(f"{name} holds a number of more than {MOST_DIGITS:,} digits. Give a shorter one.")
+
+
+def plain_config(path: str | os.PathLike[str]) -> Any:
+    """What a configuration of plain values holds.
+
+    Raises:
+        ValueError: It is none.
+    """
+    check_config_file(path)
+    try:
+        return yaml.safe_load(Path(path).read_text("utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise ValueError(f"{os.fspath(path)!r} holds what is no plain value: {first}. Correct it there.") from error
+
+
+def blocks_in(config: Any) -> list[Any]:
+    """The `dataflex` blocks of a configuration, if it has any.
+
+    It is one for `dataflex fit`, with the blocks under `dataflex` or as callbacks of the Trainer, or a block alone, or
+    a list of blocks.
+
+    Example:
+        >>> blocks_in({"dataflex": {"mechanism": "mix"}}), blocks_in({"trainer": {}})
+        ([{'mechanism': 'mix'}], [])
+    """
+    if isinstance(config, list):
+        return config
+    config = config if isinstance(config, dict) else {}
+    found = config.get("dataflex", config if "mechanism" in config else None)
+    blocks = found if isinstance(found, list) else [found] if found is not None else []
+    callbacks = within(config, "trainer", "callbacks") or []
+    return blocks + [
+        within(callback, "init_args") or {}
+        for callback in (callbacks if isinstance(callbacks, list) else [callbacks])
+        if str(within(callback, "class_path")).endswith("DataFlexCallback")
+    ]
+
+
+def within(value: Any, *keys: str) -> Any:
+    """What is under these keys, one in the other; None where there is nothing.
+
+    Example:
+        >>> within({"trainer": {"max_steps": 3}}, "trainer", "max_steps"), within({"trainer": None}, "trainer", "a")
+        (3, None)
+    """
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def check_trace_path(path: object) -> None:

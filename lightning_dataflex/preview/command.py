@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
-
-import yaml
 
 from lightning_dataflex.core.checks import check_whole
 from lightning_dataflex.core.fields import FIELDS
-from lightning_dataflex.core.files import check_config_file
+from lightning_dataflex.core.files import blocks_in, plain_config, within
 from lightning_dataflex.core.registry import nearest
 from lightning_dataflex.preview.replay import Preview, preview_of
 from lightning_dataflex.preview.report import report
@@ -39,27 +36,12 @@ def previewed(args: Sequence[str]) -> str:
 
 
 def blocks_of(path: str) -> list[tuple[dict[str, Any], str | None]]:
-    """The `dataflex` blocks of a configuration, and the advantage estimator of its module.
-
-    It is one for `dataflex fit`, with the blocks under `dataflex` or as callbacks of the Trainer, or a block alone, or
-    a list of blocks.
-    """
-    check_config_file(path)
-    try:
-        content = yaml.safe_load(Path(path).read_text("utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise ValueError(f"{path!r} holds what is no plain value: {first}. Correct it there.") from error
-    config: dict[str, Any] = content if isinstance(content, dict) else {}
-    found = config.get("dataflex", config if "mechanism" in config else content if isinstance(content, list) else None)
-    blocks = found if isinstance(found, list) else [found] if found is not None else []
-    callbacks = _within(config, "trainer", "callbacks") or []
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
-        if str(_within(callback, "class_path")).endswith("DataFlexCallback"):
-            blocks = [*blocks, _within(callback, "init_args") or {}]
+    """The `dataflex` blocks of a configuration, and the advantage estimator of its module."""
+    content = plain_config(path)
+    blocks = blocks_in(content)
     if not blocks or not all(isinstance(block, dict) for block in blocks):
         raise ValueError(f"{path!r} has no dataflex block. Give one with mechanism, scorer and actuator.")
-    estimator = _within(config, "model", "init_args", "adv_estimator")
+    estimator = within(content, "model", "init_args", "adv_estimator")
     return [(block, estimator) for block in blocks]
 
 
@@ -75,12 +57,6 @@ def fields_of(text: str | None) -> dict[str, str]:
         if not (name.strip() and equals and column.strip()):
             raise ValueError(f"--fields is {text!r}. Give our names and your columns: rm_scores=my_reward,uid=prompt.")
     return {name.strip(): column.strip() for name, _, column in pairs}
-
-
-def _within(value: Any, *keys: str) -> Any:
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ NAME = "dataflex-report.html"
 
 
 def reported(args: Sequence[str]) -> str:
-    """Write the page and its pictures; a line that says where.
+    """Write the page and its pictures; a line that says where, and one for each doubt about the files.
 
     Raises:
         ValueError: There is no run, something in it cannot be read, or nothing can be written there.
@@ -41,7 +41,8 @@ def reported(args: Sequence[str]) -> str:
         os.replace(unfinished, out)
     except OSError as error:
         raise ValueError(f"{str(out)!r} cannot be written: {error.strerror}. Give another file as --out.") from error
-    return f"{out} and {len(charts)} pictures beside it ({out.stem}-*.png)"
+    said = [f"{out} and {len(charts)} pictures beside it ({out.stem}-*.png)"]
+    return "\n".join(said + [f"warning: {note}" for note in run.notes])
 
 
 def sections_of(run: Run) -> list[Section]:
@@ -62,5 +63,5 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("dataflex report", description=__doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run, with the metrics.csv of a CSVLogger")
     parser.add_argument("--out", metavar="FILE", help=f"the page to write (default: {NAME} in that folder)")
-    parser.add_argument("--trace", metavar="PATH", help="the decision trace (default: looked for in that folder)")
+    parser.add_argument("--trace", metavar="PATH", help="the decision trace (default: as config.yaml says)")
     return parser

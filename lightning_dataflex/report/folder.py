@@ -5,13 +5,19 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from lightning_dataflex.core.checks import is_whole
+from lightning_dataflex.core.files import TRACE_SUFFIXES, blocks_in, plain_config, within
 from lightning_dataflex.functional.choices import shown
+from lightning_dataflex.report.agreement import doubts
 from lightning_dataflex.report.metrics import Metrics, metrics_of
 from lightning_dataflex.report.trace import Trace, trace_of, traces_in
+from lightning_dataflex.trace_files import Part
 
 METRICS = "metrics.csv"
-CONFIGS = ("config.yaml", "hparams.yaml")
+CONFIG = "config.yaml"
+CONFIGS = (CONFIG, "hparams.yaml")
 MOST_CHARACTERS = 200_000
 """Of a configuration, as the page shows it."""
 
@@ -26,6 +32,7 @@ class Run:
         metrics: Of each callback; none where there is a trace alone.
         trace: Of each callback; none where the run has written none.
         configs: The files of its configuration, by name.
+        notes: What a reader has to know of these files.
     """
 
     folder: Path
@@ -33,6 +40,7 @@ class Run:
     metrics: Metrics
     trace: Trace
     configs: dict[str, str]
+    notes: list[str]
 
 
 def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
@@ -40,7 +48,7 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
 
     Args:
         given: The folder.
-        trace: Where its decision trace is. Default: looked for in the folder.
+        trace: Where its decision trace is. Default: where its configuration says, or looked for in the folder.
 
     Raises:
         ValueError: There is no such folder, or nothing of a run in it, or several runs.
@@ -50,7 +58,10 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
         what = "is a file" if top.exists() else "is not there"
         raise ValueError(f"The run's folder {str(given)!r} {what}. Give the folder with {METRICS} in it.")
     folder = _folder_with_metrics(top)
-    traces = [Path(trace)] if trace else traces_in(folder) or traces_in(top)
+    settings = _settings(folder)
+    named = [Path(each) for each in _traces_of(settings)]
+    there = [each for each in named if Part.of(each).ranks()]
+    traces = [Path(trace)] if trace else there or traces_in(folder) or traces_in(top)
     file = folder / METRICS
     if not file.is_file() and not traces:
         raise ValueError(
@@ -70,7 +81,34 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
     last = datetime.datetime.fromtimestamp(max(each.stat().st_mtime for each in seen))
     configs = {name: _text(folder / name) for name in CONFIGS if (folder / name).is_file()}
     metrics = metrics_of(file) if file.is_file() else {}
-    return Run(folder, f"{last:%Y-%m-%d %H:%M:%S}", metrics, merged, {k: text for k, text in configs.items() if text})
+    notes = doubts(metrics, merged, _accumulated(settings))
+    missed = [] if trace else [each for each in named if each not in there]
+    notes += [f"{CONFIG} has trace: {each}, and there is none. Name it by --trace." for each in missed]
+    if traces and not trace and not named and blocks_in(settings):
+        notes.append(
+            f"{CONFIG} has no trace: {traces[0].name} may be of another run. Name that of this run by --trace."
+        )
+    configs = {name: text for name, text in configs.items() if text}
+    return Run(folder, f"{last:%Y-%m-%d %H:%M:%S}", metrics, merged, configs, notes)
+
+
+def _settings(folder: Path) -> Any:
+    file = folder / CONFIG
+    try:
+        return plain_config(file) if file.is_file() else None
+    except ValueError:
+        # The page shows it as it is, whatever it holds.
+        return None
+
+
+def _traces_of(settings: Any) -> list[str]:
+    found = [within(block, "trace") for block in blocks_in(settings)]
+    return [trace for trace in found if isinstance(trace, str) and Path(trace).suffix in TRACE_SUFFIXES]
+
+
+def _accumulated(settings: Any) -> int | None:
+    num = within(settings, "trainer", "accumulate_grad_batches")
+    return num if is_whole(num) and num > 0 else None
 
 
 def _folder_with_metrics(top: Path) -> Path:

@@ -54,6 +54,7 @@ def page_of(run: Run, sections: Sequence[Section]) -> str:
     body = [
         f"<h1>What was trained on: {_text(str(run.folder))}</h1>",
         f"<p>{_text(facts)} A run that goes on has more to say later: make the page again.</p>",
+        *(f"<p><strong>{_text(note)}</strong></p>" for note in run.notes),
         *map(_section, sections),
     ]
     if not run.metrics:

@@ -33,6 +33,14 @@ class StepOfTrace:
     reasons: Counter = field(default_factory=Counter)
     outcomes: dict[str, list[bool]] = field(default_factory=dict)
     """By group, of samples with a reward."""
+    rewards: list[float] = field(default_factory=lambda: [0.0, 0])
+    rewards_kept: list[float] = field(default_factory=lambda: [0.0, 0])
+    """Sum and number, of the samples with a reward, and of the kept ones."""
+
+    def mean_reward(self, name: str) -> float | None:
+        """`reward_all` or `reward_kept`, None where no sample has a reward."""
+        total, num = self.rewards_kept if name == "reward_kept" else self.rewards
+        return total / num if num else None
 
 
 Trace = dict[str, dict[int, StepOfTrace]]
@@ -56,7 +64,12 @@ def trace_of(path: Path) -> Trace:
             step.tokens_trained += int(row["length"]) if row["kept"] else 0
             step.reasons[str(row["reason"])] += 1
             reward = row.get("reward")
-            if row.get("uid") is not None and reward is not None and math.isfinite(reward):
+            if reward is None or not math.isfinite(reward):
+                continue
+            for each in (step.rewards, step.rewards_kept) if row["kept"] else (step.rewards,):
+                each[0] += reward
+                each[1] += 1
+            if row.get("uid") is not None:
                 step.outcomes.setdefault(str(row["uid"]), []).append(reward > SOLVED)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{where} is no row of a trace: {shown(row)}. Give another folder or --trace.") from error
