@@ -1,4 +1,4 @@
-"""The rollout batch among the arguments of a loss."""
+"""The rollout batch among the arguments of a loss, or of a point."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import nn
+
 from lightning_dataflex.core.containers import ORIGINAL, Arguments, is_batch
-from lightning_dataflex.core.fields import FIELDS
+from lightning_dataflex.core.fields import FIELDS, check_batch
 from lightning_dataflex.core.rollout import RolloutBatch
 
 Updates = Callable[[RolloutBatch], Mapping[str, Any]]
@@ -64,6 +66,14 @@ def with_decision(
                 f"Add {fields.get(name, name)}=None and use it, or pass the loss the batch."
             )
     return bound.args, bound.kwargs
+
+
+def check_passed(batch: Any, module: nn.Module, point: nn.Module) -> None:
+    """Raise a TypeError if what a module passes through its point is no rollout batch."""
+    if not is_batch(batch):
+        names = (name for name, part in module.named_modules() if part is point)
+        name = next(names, "point").replace("_orig_mod.", "")
+        check_batch(batch, f"{type(module).__name__} calls its {name} (DataFlexPoint) with it")
 
 
 def _is_rollout(value: Any, fields: Mapping[str, str]) -> bool:

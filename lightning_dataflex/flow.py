@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.asking import setting
+from lightning_dataflex.calls import check_passed
+from lightning_dataflex.core.fields import check_batch
 from lightning_dataflex.core.rollout import RolloutBatch, by_prompt
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.summary import Summary
@@ -87,8 +89,11 @@ class RolloutFlow:
             self.refill.process_group = process_group
 
         @torch.compiler.disable(recursive=True)
-        def hook(_point: Any, _args: Any, batch: Any) -> Any:
-            return self._filled(batch) if trainer.training else None
+        def hook(point: Any, _args: Any, batch: Any) -> Any:
+            if not trainer.training:
+                return None
+            check_passed(batch, module, point)
+            return self._filled(batch)
 
         # Before the hooks of the callbacks, whatever their order: they act on the batch that comes out of it.
         self._restore = [point.register_forward_hook(hook, prepend=True).remove for point in points_of(module)]
@@ -200,6 +205,7 @@ class RolloutFlow:
         prompts = module._on_before_batch_transfer(prompts, dataloader_idx=0)
         prompts = trainer.strategy.batch_to_device(prompts, dataloader_idx=0)
         rollout = getattr(module, refill.config.rollout)(prompts, **settings)
+        check_batch(rollout, f"{refill.config.rollout} of {type(module).__name__} has returned it")
         return RolloutBatch.of(rollout, self.fields)
 
     def _continued(self, rollout: RolloutBatch, keep: Tensor, num_kept: int) -> tuple[RolloutBatch, Tensor, int]:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_dataflex.calls import with_decision
+from lightning_dataflex.calls import check_passed, with_decision
 from lightning_dataflex.core.config import Drop
 from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.fields import check_batch
 from lightning_dataflex.core.rollout import RolloutBatch
 
 Decide = Callable[[RolloutBatch], "Decision | None"]
@@ -105,7 +106,8 @@ class PointMount(Mount):
 
     def _attach(self, module: nn.Module) -> None:
         @torch.compiler.disable(recursive=True)
-        def hook(_point: nn.Module, _args: Any, batch: Any) -> Any:
+        def hook(point: nn.Module, _args: Any, batch: Any) -> Any:
+            check_passed(batch, module, point)
             rollout = self.received(batch, self.fields)
             result = self._with(self.decide(rollout), rollout)
             if self.hand_on is not None:
@@ -160,6 +162,7 @@ class BatchMount(Mount):
 
     def begin(self, batch: Any) -> None:
         # Once per batch: a step may be called several times with it, by LBFGS, or with a copy of it, on GPUs.
+        check_batch(batch, "the training loader gives it, and mount is on_train_batch_start")
         self._decision = self.decide(RolloutBatch.of(batch, self.fields))
 
     def _attach(self, module: nn.Module) -> None:
@@ -196,6 +199,7 @@ class GradientMount(Mount):
             return
         self._seen = weakref.ref(losses)
         batch = getattr(module, "rollout_batch", self._batch)
+        check_batch(batch, f"{type(module).__name__} has it as rollout_batch, or the training loader gives it")
         decision = self.decide(RolloutBatch.of(batch, self.fields))
         if decision is not None:
             _scale_gradient(losses, decision.weights)

@@ -12,6 +12,7 @@ from torchmetrics.utilities import rank_zero_warn
 
 from lightning_dataflex.asking import data_parallel_group, setting
 from lightning_dataflex.callback import Callback, DataFlexCallback
+from lightning_dataflex.calls import check_passed
 from lightning_dataflex.core.checks import check_finite, check_whole
 from lightning_dataflex.core.compat import chooses_prompts
 from lightning_dataflex.core.memory import changes, reading
@@ -178,9 +179,10 @@ class RLEP(Callback):
         group, estimator = data_parallel_group(pl_module), self._estimator(pl_module)
 
         @torch.compiler.disable(recursive=True)
-        def hook(_point: Any, _args: Any, source: Any) -> Any:
+        def hook(point: Any, _args: Any, source: Any) -> Any:
             if not trainer.training:
                 return None
+            check_passed(source, pl_module, point)
             self._acted = True
             self._watch.act()
             return self._extended(RolloutBatch.of(source, self.fields), estimator, group)

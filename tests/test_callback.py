@@ -361,7 +361,7 @@ def test_a_misspelt_mapping_is_refused(fields: dict[str, str]) -> None:
         fit(Toy(), [select(fields=fields)], [rollout(0) | {"accuracy": rollout(0)["rm_scores"]}])
 
 
-@pytest.mark.parametrize("weights_key", ["", 3, None, "advantages"])
+@pytest.mark.parametrize("weights_key", ["", 3, None, "advantages", "prompt_id"])
 def test_a_weights_key_that_is_none_is_refused(weights_key: Any) -> None:
     with pytest.raises(ValueError, match="weights_key is"):
         select(weights_key=weights_key)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_dataflex import DataFlexCallback
+from lightning_dataflex.calls import with_decision
+from lightning_dataflex.core.rollout import RolloutBatch
+from tests.flowing import Prompts, Rolling
 from tests.toy import (
     LR,
     MOUNTS,
@@ -191,6 +196,60 @@ class Deaf(Toy):
 
     def deaf_loss(self, losses: torch.Tensor, response_mask: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         return losses.sum() / response_mask.sum()
+
+
+def test_prompts_that_a_loss_is_given_beside_the_batch_are_read() -> None:
+    def loss(batch: Any, prompt_id: Any) -> None: ...
+
+    seen: list[RolloutBatch] = []
+    batch = {"response_mask": torch.ones(1, 1)}
+    with_decision(inspect.signature(loss), (batch, ["p"]), {}, {}, lambda each: seen.append(each) or {})
+    assert seen[0]["prompt_id"] == ["p"]
+
+
+class Passing(Rolling):
+    """Gives a tensor where a rollout batch belongs."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def rollout(self, *args: Any, **kwargs: Any) -> Any:
+        again = self.where == "rollout" and bool(self.rolled_out[-1])
+        batch = super().rollout(*args, **kwargs)
+        return torch.ones(2) if again else batch
+
+    def training_step(self, rows: Any, batch_idx: int) -> Tensor:
+        return super().training_step(rows, batch_idx) if self.where == "rollout" else self.dataflex(torch.ones(2))
+
+
+def test_what_is_no_rollout_batch_is_refused_with_its_place() -> None:
+    point = "Passing calls its dataflex \\(DataFlexPoint\\) with it"
+    refill: dict[str, Any] = {"groups": 100, "max_rounds": 3}
+    for module, options, batches, place in (
+        (Passing("point"), {}, [rollout(0)], point),
+        (Passing("point"), {"refill": refill}, Prompts(["hard"] * 8), point),
+        (Passing("rollout"), {"refill": refill}, Prompts(["hard"] * 8), "rollout of Passing has returned it"),
+        (Toy("batch"), {"mount": "on_train_batch_start"}, [torch.ones(2)], "the training loader gives it, and mount"),
+        (
+            Tensors(),
+            {"mount": "on_before_backward", "drop": "weight"},
+            [rollout(0)],
+            "Tensors has it as rollout_batch, or the training loader gives it",
+        ),
+    ):
+        with pytest.raises(TypeError, match=f"^A rollout batch cannot be a Tensor: {place}.*Give a dict"):
+            fit(module, [DataFlexCallback("select", "group_solve_rate", "threshold_band", **options)], batches)
+
+
+class Tensors(Toy):
+    def __init__(self) -> None:
+        super().__init__("gradient")
+
+    def _loss(self, batch: dict[str, Any]) -> Tensor:
+        loss = super()._loss(batch)
+        self.rollout_batch = batch["response_mask"]
+        return loss
 
 
 def test_a_loss_without_room_for_weights_is_refused() -> None:

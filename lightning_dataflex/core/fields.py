@@ -22,6 +22,7 @@ FIELDS = (
     "teacher_log_probs",
     "rollout_step",
     "uid",
+    "prompt_id",
     "domain",
     "rollout_is_weights",
 )
@@ -29,6 +30,23 @@ FIELDS = (
 
 ALIASES = {"rm_scores": "token_level_scores", "ref_log_probs": "ref_log_prob", "prompt_id": "uid"}
 """The second name under which a batch may carry a field: verl's; prompts whose group is named after them."""
+
+ELSEWHERE = {
+    "response_mask": ("completion_mask", "action_mask"),
+    "advantages": ("advantage", "adv"),
+    "rm_scores": ("rewards", "reward", "scores", "score", "token_level_rewards"),
+    "old_log_probs": ("old_per_token_logps", "old_logprobs", "action_log_probs", "old_logps"),
+    "entropies": ("entropys", "entropy"),
+    "ref_log_probs": ("ref_per_token_logps", "base_action_log_probs", "ref_logprobs", "ref_logps"),
+    "rollout_log_probs": ("sampling_per_token_logps", "rollout_logprobs", "sampling_logprobs"),
+    "teacher_log_probs": ("teacher_per_token_logps", "teacher_logprobs", "teacher_logps"),
+    "uid": ("prompt_id", "group_id", "group_ids", "group_index"),
+    "prompt_id": ("index", "prompt_index", "problem_id"),
+    "domain": ("data_source", "source", "domains", "dataset"),
+}
+"""What fields are called by verl, TRL, OpenRLHF and others."""
+ALIKE = 0.85
+"""How alike two names must be that differ in a letter, and not in what they mean."""
 
 
 class Fields:
@@ -48,11 +66,7 @@ class Fields:
     """
 
     def __init__(self, source: Any, fields: Mapping[str, str] | None = None) -> None:
-        if not is_batch(source):
-            raise TypeError(
-                f"A rollout batch cannot be a {type(source).__name__}. "
-                "Give a dict, a TensorDict, a dataclass or a NamedTuple."
-            )
+        check_batch(source)
         self.source = source
         self.fields = dict(fields or {})
 
@@ -108,7 +122,9 @@ class Fields:
         """What to tell the user when a field is missing."""
         has = [str(key) for key in self.keys() if not str(key).startswith(ORIGINAL)]
         # What has a meaning of its own is not what is missing under another name.
-        near = (difflib.get_close_matches(name, [key for key in has if key not in FIELDS], 1) or ["..."])[0]
+        free = [key for key in has if key not in FIELDS]
+        known = [key for key in ELSEWHERE.get(name, ()) if key in has]
+        near = (known or difflib.get_close_matches(name, free, 1, ALIKE) or ["..."])[0]
         return (
             f"The rollout batch has no field {name!r}. It has: {', '.join(has) or 'no fields'}. "
             f'If it carries it under another name, map it: fields={{"{name}": "{near}"}}.'
@@ -122,6 +138,25 @@ class Fields:
         """The field as it was before any decision on this batch, None where there is none."""
         found = self._found(ORIGINAL + name) or self._found(name)
         return None if found is None else found[0][found[1]]
+
+
+def check_batch(source: Any, where: str = "") -> None:
+    """Raise a TypeError for what can hold no fields.
+
+    Args:
+        source: What should be a rollout batch.
+        where: Where it comes from, as the rest of a sentence.
+
+    Example:
+        >>> check_batch([], "rollout of Policy has returned it")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        TypeError: A rollout batch cannot be a list: rollout of Policy has returned it. Give ...
+    """
+    if not is_batch(source):
+        raise TypeError(
+            f"A rollout batch cannot be a {type(source).__name__}{f': {where}' if where else ''}. "
+            "Give a dict, a TensorDict, a dataclass or a NamedTuple."
+        )
 
 
 class FieldView(Mapping[str, Any]):

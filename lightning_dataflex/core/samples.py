@@ -202,8 +202,9 @@ def blanked(batch: RolloutBatch) -> Any:
 
 
 def _token_names(layout: Layout, names: Mapping[str, str] | None) -> set[str]:
-    known = [(names or {}).get(name, name) for name in FIELDS if name not in ("uid", "domain")]
-    known += [alias for name, alias in ALIASES.items() if name in FIELDS]
+    of_tokens = [name for name in FIELDS if name not in ("uid", "prompt_id", "domain")]
+    known = [(names or {}).get(name, name) for name in of_tokens]
+    known += [alias for name, alias in ALIASES.items() if name in of_tokens]
     return {*layout.token_fields, *known, *(ORIGINAL + name for name in known)}
 
 

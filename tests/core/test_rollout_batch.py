@@ -201,3 +201,21 @@ def test_groups_need_ids_of_each_sample() -> None:
         batch(uid=[1, 2, 3]).group_ids  # noqa: B018
     with pytest.raises(ValueError, match=r"^uid has one value but"):
         batch(uid="ab").group_ids  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "has", "hint"),
+    [
+        ("response_mask", "response_ids", "..."),
+        ("response_mask", "attention_mask", "..."),
+        ("response_mask", "completion_mask", "completion_mask"),
+        ("response_mask", "response_masks", "response_masks"),
+        ("old_log_probs", "log_probs", "..."),
+        ("old_log_probs", "old_per_token_logps", "old_per_token_logps"),
+        ("old_log_probs", "ref_log_probs", "..."),
+        ("uid", "prompt_id", "prompt_id"),
+        ("rm_scores", "rewards", "rewards"),
+    ],
+)
+def test_a_hint_names_what_is_likely_alone(name: str, has: str, hint: str) -> None:
+    assert f'map it: fields={{"{name}": "{hint}"}}.' in RolloutBatch({has: [1]}).missing(name)
