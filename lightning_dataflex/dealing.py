@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from lightning_dataflex.core.checks import listed
 from lightning_dataflex.functional.proportions import apportioned
 
 Draw = Literal["largest_remainder", "multinomial"]
@@ -119,7 +120,7 @@ class Dealer:
         names = [name for name, p, n in zip(self.domains, share.tolist(), left) if p > 0 and n <= 0]
         cure = "Leave them out." if self.replacement else "Use replacement=True to start a domain anew."
         warnings.warn(
-            f"The domains {', '.join(names)} have no prompts left in this epoch. Their share goes to the others in "
+            f"The domains {listed(names)} have no prompts left in this epoch. Their share goes to the others in "
             f"proportion. {cure}",
             stacklevel=2,
         )
@@ -152,7 +153,7 @@ def rows_by_domain(
     unknown = [name for name in names if name not in domains]
     if unknown:
         raise ValueError(
-            f"The dataset has prompts of the domains {', '.join(unknown)}, which are none of {', '.join(domains)}. "
+            f"The dataset has prompts of the domains {listed(unknown)}, which are none of {listed(domains)}. "
             "Name all of them, or leave domains out to take them from the data."
         )
     order = np.argsort(index, kind="stable")

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler
 
-from lightning_dataflex.core.checks import check_whole
+from lightning_dataflex.core.checks import check_whole, listed
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.dealing import Dealer, Draw, Position, rows_by_domain
-from lightning_dataflex.functional.choices import check_choice
+from lightning_dataflex.functional.choices import check_choice, shown
 from lightning_dataflex.functional.proportions import matched
 
 MOST_AHEAD = 4096
@@ -115,11 +115,13 @@ class DomainMixtureSampler(DistributedSampler):
         values = [float(proportions.get(name, 0.0)) for name in self.domains]
         if unknown or not all(np.isfinite(values)) or min(values) < 0 or abs(sum(values) - 1) > 1e-5:
             raise ValueError(
-                f"The proportions are {dict(proportions)}. Give numbers >= 0 that sum to 1, for the domains "
-                f"{', '.join(self.domains)}."
+                f"The proportions are {shown(dict(proportions))}. Give numbers >= 0 that sum to 1, for the domains "
+                f"{listed(self.domains)}."
             )
         if not any(value > 0 and len(rows) for value, rows in zip(values, self.rows)):
-            raise ValueError(f"The proportions {dict(proportions)} are all of domains without prompts. Change them.")
+            raise ValueError(
+                f"The proportions {shown(dict(proportions))} are all of domains without prompts. Change them."
+            )
         total = sum(values)
         self._proportions = [value / total for value in values]
 

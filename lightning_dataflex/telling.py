@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, stack
 
+from lightning_dataflex.core.checks import listed
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.histograms import write_histograms
 from lightning_dataflex.mount import BatchMount, GradientMount, LossMount, Mount, PointMount, points_of
@@ -47,7 +48,7 @@ class Telling:
         parts = [f"acts {place(mount, pl_module)}", f"reads {', '.join(read)}"]
         if isinstance(pipeline, Mixture):
             # Those that only the sampler names are known once there is a loader.
-            parts.append(f"mixes {', '.join(pipeline.domains) or 'the domains of the sampler'}")
+            parts.append(f"mixes {listed(pipeline.domains) if pipeline.domains else 'the domains of the sampler'}")
         elif config.mechanism == "select":
             parts.append(f"drop: {config.drop}")
         if config.refill is not None:
@@ -92,7 +93,7 @@ class Telling:
         mean = {name: total / max(self._num_steps, 1) for name, total in self._totals.items()}
         if isinstance(callback.pipeline, Mixture):
             shares = callback.pipeline.proportions.items()
-            parts.append("proportions " + ", ".join(f"{name} {share:.3f}" for name, share in shares))
+            parts.append("proportions " + listed(f"{name} {share:.3f}" for name, share in shares))
         if "num_samples" in mean:
             kept, every = self._totals["num_kept"], self._totals["num_samples"]
             parts.append(f"{kept:,.0f} of {every:,.0f} samples kept")

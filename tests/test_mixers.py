@@ -395,3 +395,18 @@ def test_a_domain_that_is_not_named_gets_nothing_and_rounding_is_forgiven(shares
     mixer = Given(shares)
     mixer.bind(["a", "b"])
     assert mixer.proportions(DomainStats(["a", "b"])).tolist() == [1, 0]
+
+
+def test_a_warning_of_many_domains_lists_the_first() -> None:
+    said = " and 246 others for the way from easy to hard."
+    with pytest.warns(UserWarning, match=f"^e2h takes d0, d1, .*, d9{said}"):
+        build("mixer", "e2h", total_steps=10).bind([f"d{i}" for i in range(256)])
+
+
+@pytest.mark.parametrize("change", ["unknown", "twice", "missing"])
+def test_an_error_of_many_domains_is_no_list_of_all(change: str) -> None:
+    domains = [f"d{i}" for i in range(256)]
+    order = {"unknown": [f"e{i}" for i in range(256)], "twice": domains * 2, "missing": ["d0"]}[change]
+    with pytest.raises(ValueError, match=r"^order ") as caught:
+        build("mixer", "e2h", order=order).bind(domains)
+    assert len(str(caught.value)) < 400

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,6 +16,21 @@ MOST_WHOLE = 2**63 - 1
 """The largest whole number that a tensor holds."""
 MOST_NESTED, MOST_ENTRIES = 32, 1_000_000
 """How deep parameters of a component, or fields of a batch, may be nested, and how many entries parameters may have."""
+MOST_LISTED = 10
+"""Names that a message lists."""
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names as a message lists them: the first of many, and how many there are besides.
+
+    Example:
+        >>> listed(["math", "code"]), listed([]), listed(range(256))
+        ('math, code', 'none', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 246 others')
+    """
+    texts = [str(name) for name in names]
+    num_others = len(texts) - MOST_LISTED
+    # To say that one is left out takes the room of one.
+    return f"{', '.join(texts[:MOST_LISTED])} and {num_others} others" if num_others > 1 else ", ".join(texts) or "none"
 
 
 def is_number(value: object) -> bool:

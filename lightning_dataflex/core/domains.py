@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.checks import check_whole, is_number
+from lightning_dataflex.core.checks import check_whole, is_number, listed
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import mixing
 from lightning_dataflex.functional.choices import shown
@@ -171,8 +171,8 @@ def warn_of_other_domains(owner: object, saved: Mapping[str, Any], domains: Sequ
     if gone or new:
         warn_once(
             owner,
-            f"The checkpoint has the domains {', '.join(saved)}. What it knows of {', '.join(gone) or 'none'} is "
-            f"dropped; {', '.join(new) or 'none'} start without data.",
+            f"The checkpoint has the domains {listed(saved)}. What it knows of {listed(gone)} is "
+            f"dropped; {listed(new)} start without data.",
         )
 
 
@@ -205,7 +205,7 @@ def prior(
         weights = [weights[name] for name in domains]
     elif len(weights) != len(domains):
         raise ValueError(
-            f"{what} has {len(weights)} numbers for {len(domains)} domains ({', '.join(domains)}). "
+            f"{what} has {len(weights)} numbers for {len(domains)} domains ({listed(domains)}). "
             "Give one for each, or name them."
         )
     if not all(is_number(weight) and weight >= 0 for weight in weights) or not any(weights):
@@ -216,12 +216,12 @@ def prior(
 def check_names(what: str, names: Sequence[str], domains: Sequence[str]) -> None:
     """Raise a ValueError unless the names are those of the domains."""
     if len(set(names)) < len(names):
-        raise ValueError(f"{what} is {', '.join(map(str, names))}, which names a domain twice. Name each once.")
+        raise ValueError(f"{what} is {listed(names)}, which names a domain twice. Name each once.")
     named, known = set(names), set(domains)
     unknown = [name for name in names if name not in known]
     missing = [name for name in domains if name not in named]
     if unknown or missing:
         raise ValueError(
-            f"{what} names {', '.join(map(str, unknown)) or 'no'} unknown and lacks {', '.join(missing) or 'none'} of "
-            f"the domains. They are {', '.join(domains)}: name each of them."
+            f"{what} names {listed(unknown) if unknown else 'no'} unknown and lacks {listed(missing)} of "
+            f"the domains. They are {listed(domains)}: name each of them."
         )

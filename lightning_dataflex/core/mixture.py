@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
+from lightning_dataflex.core.checks import listed
 from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.domains import DomainStats, DomainSums, prior, warn_of_other_domains
@@ -103,13 +104,11 @@ class Mixture:
         if self.domains:
             if sorted(self.domains) != sorted(domains):
                 raise ValueError(
-                    f"domains names {', '.join(self.domains)}, but the data has {', '.join(domains)}. Name those."
+                    f"domains names {listed(self.domains)}, but the data has {listed(domains)}. Name those."
                 )
             return
         if len(domains) < 2 or len(set(domains)) < len(domains):
-            raise ValueError(
-                f"The domains are {', '.join(domains) or 'none'}. A mixture needs at least two, each named once."
-            )
+            raise ValueError(f"The domains are {listed(domains)}. A mixture needs at least two, each named once.")
         if sorted(self.actuator.domains) == sorted(domains):
             # A mixer that was made for them in another order keeps its own.
             domains = self.actuator.domains
@@ -229,8 +228,8 @@ class Mixture:
         unknown = [name for name in dict.fromkeys(names) if name not in place]
         if unknown:
             raise ValueError(
-                f"The rollout batch has samples of the domains {', '.join(unknown)}, which are none of "
-                f"{', '.join(self.domains)}. Name all domains, or correct the field."
+                f"The rollout batch has samples of the domains {listed(unknown)}, which are none of "
+                f"{listed(self.domains)}. Name all domains, or correct the field."
             )
         return torch.tensor([place[name] for name in names], dtype=torch.int16)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.actuator import Mixer
-from lightning_dataflex.core.checks import check_finite, check_range, check_whole
+from lightning_dataflex.core.checks import check_finite, check_range, check_whole, listed
 from lightning_dataflex.core.domains import DomainSums, check_names
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.core.warn import warn_once
@@ -64,7 +64,7 @@ class E2H(Mixer):
         if self.order is None:
             warn_once(
                 self,
-                f"e2h takes {', '.join(domains)} for the way from easy to hard. Give order to say so or otherwise.",
+                f"e2h takes {listed(domains)} for the way from easy to hard. Give order to say so or otherwise.",
             )
 
     def act(self, scores: Any, batch: Any, **ctx: Any) -> dict[str, float]:

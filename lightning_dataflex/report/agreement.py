@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from lightning_dataflex.core.checks import listed
 from lightning_dataflex.functional.choices import shown
 from lightning_dataflex.report.metrics import Metrics, Series
 from lightning_dataflex.report.trace import StepOfTrace, Trace
@@ -27,20 +28,15 @@ def doubts(metrics: Metrics, trace: Trace, accumulated: int | None = None) -> li
         ([], ["The trace is of 'rule', and metrics.csv of 'a'. Name that of this run by --trace."])
     """
     if metrics and set(metrics) == {""} and len(trace) > 1:
-        return [f"The trace is of {len(trace)} callbacks, {_named(trace)}, and metrics.csv of one. {CURE}"]
+        return [f"The trace is of {len(trace)} callbacks, {listed(map(shown, trace))}, and metrics.csv of one. {CURE}"]
     found = []
     for label, steps in trace.items():
         logged = [series for name, series in metrics.items() if _is_of(label, name)]
         if metrics and not logged:
-            found.append(f"The trace is of {shown(label)}, and metrics.csv of {_named(metrics)}. {CURE}")
+            found.append(f"The trace is of {shown(label)}, and metrics.csv of {listed(map(shown, metrics))}. {CURE}")
         for series in logged[:1]:
             found += next(([each] for each in _differences(label, series, steps, accumulated)), [])
     return found
-
-
-def _named(labels: Metrics | Trace) -> str:
-    names = ", ".join(shown(label) for label in list(labels)[:5])
-    return f"{names} and {len(labels) - 5} others" if len(labels) > 5 else names
 
 
 def _is_of(label: str, name: str) -> bool:
