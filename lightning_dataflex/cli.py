@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -140,20 +142,49 @@ def checked(args: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def component_table() -> str:
-    """The registered components, as a table in plain text."""
-    rows = [("kind", "name", "scores or takes", "signal", "groups", "reads", "source")]
+def component_table(width: int | None = None) -> str:
+    """The registered components by kind, as plain text.
+
+    Args:
+        width: Of a line. Default: that of the terminal, or 80 characters where there is none.
+    """
+    width = width or shutil.get_terminal_size().columns
+    lines = []
     for kind in BASES:
-        for name, cls in components(kind).items():  # type: ignore[arg-type]
-            takes = getattr(cls, "granularity", None) or ", ".join(cls.granularities)  # type: ignore[attr-defined]
-            combines = {"scorer", "scorers", "selector", "selectors"} & set(init_parameters(cls))
-            if combines and "granularity" not in vars(cls):
-                takes = "as its parts"
-            signal = getattr(cls, "signal", "") or ", ".join(getattr(cls, "signals", ()))
-            groups = "needs" if cls.needs_groups else ""  # type: ignore[attr-defined]
-            rows.append((kind, name, takes, signal, groups, ", ".join(cls.requires), cls.paper))  # type: ignore[attr-defined]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+        found = components(kind)  # type: ignore[arg-type]
+        lines.append(f"{kind}s")
+        beside = 4 + max(map(len, found), default=0)
+        for name, cls in found.items():
+            said = textwrap.wrap("; ".join(_facts(cls)), max(width - beside, 20), break_on_hyphens=False)
+            lines += [f"  {head:{beside - 2}}{text}" for head, text in zip([name, *[""] * len(said)], said or [""])]
+    return "\n".join(map(str.rstrip, lines))
+
+
+def _facts(cls: Any) -> Iterator[str]:
+    """What there is to say of a component, apart from its name."""
+    combines = {"scorer", "scorers", "selector", "selectors"} & set(init_parameters(cls))
+    if combines and "granularity" not in vars(cls):
+        yield "combines others"
+    else:
+        granularity = getattr(cls, "granularity", None)
+        yield f"scores each {granularity}" if granularity else f"per {', '.join(cls.granularities)}"
+    signals = getattr(cls, "signal", "") or ", ".join(getattr(cls, "signals", ()))
+    if signals:
+        yield f"signal: {signals}"
+    default = getattr(cls, "default_scorer", "")
+    if default:
+        yield f"default scorer: {default if isinstance(default, str) else _with_params(default)}"
+    if cls.needs_groups:
+        yield "needs groups"
+    if cls.requires:
+        yield f"reads {', '.join(cls.requires)}"
+    if cls.paper:
+        yield cls.paper
+
+
+def _with_params(spec: Mapping[str, Any]) -> str:
+    params = ", ".join(f"{key}: {value}" for key, value in (spec.get("params") or {}).items())
+    return f"{spec['name']} ({params})" if params else spec["name"]
 
 
 def _check_files(args: list[str]) -> None:

@@ -13,8 +13,9 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
-from lightning_dataflex import DataFlexPoint
+from lightning_dataflex import DataFlexPoint, components
 from lightning_dataflex.cli import main
+from lightning_dataflex.core.registry import BASES
 from tests.toy import kept_rows, per_token, policy, rollout, token_mean
 
 ROOT = Path(__file__).parent.parent
@@ -113,12 +114,35 @@ def test_help_explains(capsys: pytest.CaptureFixture, monkeypatch: pytest.Monkey
     assert "deletes them from the loss, denominators and KL included" in text
 
 
-def test_components_are_listed(capsys: pytest.CaptureFixture) -> None:
+def listed_components(text: str) -> dict[str, str]:
+    """What is said of each, by kind and name."""
+    found: dict[str, str] = {}
+    kind = key = ""
+    for line in text.splitlines():
+        if not line.startswith(" "):
+            kind = line
+        elif line[2] != " ":
+            name, _, rest = line.strip().partition(" ")
+            found[key := f"{kind} {name}"] = rest.strip()
+        else:
+            found[key] += f" {line.strip()}"
+    return found
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_components_are_listed(width: int, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
     main(["components"])
-    lines = {tuple(line.split()[:2]): line for line in capsys.readouterr().out.splitlines()}
-    row = lines["scorer", "group_solve_rate"]
-    assert all(word in row for word in ("prompt", "needs", "rm_scores, response_mask, uid", "2503.14476"))
-    assert {"gfpo", "max_variance", "softmax"} <= {name for _, name in lines}
+    text = capsys.readouterr().out
+    said = listed_components(text)
+    assert said["scorers group_solve_rate"] == (
+        "scores each prompt; signal: reward; needs groups; reads rm_scores, response_mask, uid; DAPO, arXiv:2503.14476"
+    )
+    assert "default scorer: metadata (column: limr_score)" in said["selectors limr"]
+    assert said["mixers static"] == "per domain, prompt, response, token; default scorer: reward_difficulty"
+    assert said["selectors all_of"] == "combines others"
+    assert set(said) == {f"{kind}s {name}" for kind in BASES for name in components(kind)}
+    assert max(map(len, text.splitlines())) <= max(width, 48)
 
 
 def test_check_builds_without_training(config: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
