@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Drop, LogLevel, Mechanism, OnEmpty, RefillConfig, Scope
 from lightning_dataflex.core.containers import holds_originals
 from lightning_dataflex.core.decision import Decision
-from lightning_dataflex.core.figures import run_so_far
+from lightning_dataflex.core.figures import logged_numbers, run_so_far
 from lightning_dataflex.core.memory import described
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
@@ -207,6 +206,7 @@ class DataFlexCallback(Callback):
 
         Raises:
             ValueError: There was no step yet.
+            TypeError: `val` is nothing that is logged, or `ax` is no axes.
             ModuleNotFoundError: matplotlib is not installed.
 
         Example:
@@ -217,7 +217,7 @@ class DataFlexCallback(Callback):
         """
         steps, numbers = self.telling.history.steps, self.telling.history.numbers
         if val is not None:
-            numbers = [dict(val)] if isinstance(val, Mapping) else list(val)
+            numbers = logged_numbers(val)
             steps = list(range(len(numbers)))
         return run_so_far(steps, numbers, ax)
 

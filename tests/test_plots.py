@@ -67,6 +67,31 @@ def test_nothing_can_be_plotted_before_a_step() -> None:
         solving().plot()
 
 
+@pytest.mark.parametrize("val", [0.5, [0.5], "kept_frac", {"kept_frac": "much"}, {"kept_frac": torch.ones(2)}, [None]])
+def test_what_was_not_logged_is_no_plot_of_a_run(val: Any) -> None:
+    with pytest.raises(TypeError, match=r"^val is .*Give the numbers that were logged of each step"):
+        solving().plot(val)
+
+
+@pytest.mark.parametrize("val", [0.5, [0.5], "scores", [torch.ones(1), None], {"a": 1}])
+def test_what_is_no_score_is_no_plot_of_a_scorer(val: Any) -> None:
+    with pytest.raises(TypeError, match=r"^val is .*Give the tensor of scores"):
+        build("scorer", "outcome").plot(val)
+
+
+@pytest.mark.parametrize("ax", [3, "left", np.array([1, 2])])
+def test_what_is_no_axes_is_refused(ax: Any) -> None:
+    for plot, val in ((solving().plot, {"ess": 1}), (build("scorer", "outcome").plot, torch.ones(1))):
+        with pytest.raises(TypeError, match=r"^ax is .*Give the axes of one picture"):
+            plot(val, ax)
+
+
+@pytest.mark.parametrize("val", [[], {}, [{}, {}]])
+def test_steps_without_a_number_are_nothing_to_plot(val: Any) -> None:
+    with pytest.raises(ValueError, match="so there is nothing to plot"):
+        solving().plot(val)
+
+
 def test_what_is_remembered_for_a_plot_is_not_saved(tmp_path: Path) -> None:
     callback = solving(log_level="warning")
     fresh = callback.state_dict()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
+
+from lightning_dataflex.functional.choices import shown
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888")
 """Of Okabe and Ito, which those who are blind to some colours tell apart."""
@@ -28,6 +30,8 @@ def canvas(ax: Any = None) -> tuple[Any, Any]:
     """The axes to draw on and their figure: those that were given, or new ones of pyplot."""
     check_matplotlib()
     if ax is not None:
+        if not hasattr(ax, "get_figure"):
+            raise TypeError(f"ax is {shown(ax)}. Give the axes of one picture, as plt.subplots() gives them.")
         return ax.get_figure(), ax
     import matplotlib.pyplot as plt
 
@@ -41,8 +45,13 @@ def histogram(values: Any, ax: Any = None, *, label: str = "score") -> tuple[Any
         values: A tensor, or several, of any shape.
         ax: Axes to draw on. Default: new ones.
         label: What the values are.
+
+    Raises:
+        TypeError: They are no tensors, or `ax` is no axes.
     """
-    parts = [values] if isinstance(values, Tensor) else list(values)
+    parts = list(values) if isinstance(values, Iterable) and not isinstance(values, Tensor) else [values]
+    if not all(isinstance(part, Tensor) for part in parts):
+        raise TypeError(f"val is {shown(values)}. Give the tensor of scores that compute() gave, or a list of such.")
     found = [x for part in parts for x in part.detach().double().flatten().cpu().tolist()]
     finite = [x for x in found if abs(x) < float("inf")]
     fig, ax = canvas(ax)
@@ -72,6 +81,27 @@ def stacked(ax: Any, steps: Sequence[float], columns: Mapping[str, Sequence[floa
     return [ax.bar(steps, value, 0.8, bottom, color=c) for value, bottom, c in zip(values, bottoms, colours)]
 
 
+def logged_numbers(val: Any) -> list[dict[str, float]]:
+    """What a user gives for what was logged: the numbers of a step, or of each of several.
+
+    Raises:
+        TypeError: It is something else.
+
+    Example:
+        >>> import torch
+        >>> logged_numbers({"kept_frac": torch.tensor(0.5)}), logged_numbers([{"ess": 3}])
+        ([{'kept_frac': 0.5}], [{'ess': 3.0}])
+    """
+    rows = [val] if isinstance(val, Mapping) else list(val) if isinstance(val, Iterable) else [val]
+    try:
+        return [{name: float(value) for name, value in row.items()} for row in rows]
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"val is {shown(val)}. Give the numbers that were logged of each step, [{{'kept_frac': 0.5}}, ...], or those "
+            "of one."
+        ) from error
+
+
 def run_so_far(steps: Sequence[int], numbers: Sequence[Mapping[str, float]], ax: Any = None) -> tuple[Any, Any]:
     """What a callback has decided: proportions of domains, or kept fraction and rewards, over steps.
 
@@ -80,7 +110,7 @@ def run_so_far(steps: Sequence[int], numbers: Sequence[Mapping[str, float]], ax:
         numbers: What was logged of each step, without a prefix.
         ax: Axes to draw on. Default: new ones.
     """
-    if not numbers:
+    if not any(numbers):
         raise ValueError("Nothing was decided yet, so there is nothing to plot. Plot after a training step.")
     shares = [name for name in numbers[-1] if name.startswith("prop_")]
     columns = {name: [row.get(name, float("nan")) for row in numbers] for name in shares or KEPT_AND_REWARDS}
