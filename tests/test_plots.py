@@ -69,7 +69,7 @@ def test_nothing_can_be_plotted_before_a_step() -> None:
 
 @pytest.mark.parametrize("val", [0.5, [0.5], "kept_frac", {"kept_frac": "much"}, {"kept_frac": torch.ones(2)}, [None]])
 def test_what_was_not_logged_is_no_plot_of_a_run(val: Any) -> None:
-    with pytest.raises(TypeError, match=r"^val is .*Give the numbers that were logged of each step"):
+    with pytest.raises(TypeError, match=r"^val is .*Give what was logged of each step"):
         solving().plot(val)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from pathlib import Path
@@ -471,6 +472,49 @@ def test_objects_of_several_lines_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"step": 1}\n{"step":\n 2}\n')
     with pytest.raises(ValueError, match=r"^Line 2 of .* is no JSON object"):
         rollouts_of([str(tmp_path / "rows.jsonl")])
+
+
+def test_a_last_line_that_is_half_written_is_called_so(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "rows.jsonl", ROWS)
+    with open(path, "a") as file:
+        file.write('{"step": 2, "prompt": "p')
+    with pytest.raises(ValueError, match=rf"^Line {len(ROWS) + 1} of .* is only half written, .*Delete that line"):
+        rollouts_of([path])
+
+
+def test_a_last_line_without_an_end_of_line_counts(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    assert_by_hand(previewed(str(tmp_path / "rows.jsonl")).totals)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_a_mark_of_the_encoding_is_left_out(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".jsonl":
+        jsonl(path, ROWS)
+    else:
+        pa.csv.write_csv(pa.Table.from_pylist(ROWS), path)
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert_by_hand(previewed(str(path)).totals)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_another_encoding_is_named(suffix: str, encoding: str, tmp_path: Path) -> None:
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    (tmp_path / f"rows{suffix}").write_bytes(mark + '{"a": 1}\n{"a": 1}\n'.encode(encoding))
+    with pytest.raises(ValueError, match=r"is written in UTF-16\. Save it in UTF-8\."):
+        rollouts_of([str(tmp_path / f"rows{suffix}")])
+
+
+def test_a_folder_of_several_formats_is_refused(tmp_path: Path) -> None:
+    """As that of a run, with its metrics beside its trace."""
+    jsonl(tmp_path / "trace.jsonl", ROWS)
+    (tmp_path / "notes.txt").write_text("no rollouts")
+    assert_by_hand(previewed(str(tmp_path)).totals)
+    (tmp_path / "metrics.csv").write_text("step,loss\n0,1\n")
+    with pytest.raises(ValueError, match=r"holds files of several formats, metrics\.csv, trace\.jsonl\. Give those"):
+        rollouts_of([str(tmp_path)])
 
 
 def test_a_line_may_be_long(tmp_path: Path) -> None:

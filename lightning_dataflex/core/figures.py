@@ -97,8 +97,7 @@ def logged_numbers(val: Any) -> list[dict[str, float]]:
         return [{name: float(value) for name, value in row.items()} for row in rows]
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"val is {shown(val)}. Give the numbers that were logged of each step, [{{'kept_frac': 0.5}}, ...], or those "
-            "of one."
+            f"val is {shown(val)}. Give what was logged of each step, [{{'kept_frac': 0.5}}, ...], or of one."
         ) from error
 
 

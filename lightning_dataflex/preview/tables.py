@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_dataflex.core.checks import check_nesting
+from lightning_dataflex.core.checks import check_nesting, listed
 from lightning_dataflex.core.files import check_file, check_size
 from lightning_dataflex.trace_files import JsonPart
 
@@ -52,11 +53,15 @@ def table_of(paths: Sequence[str]) -> pa.Table:
 def _files(path: Path) -> list[Path]:
     """The file, with the parts of other ranks beside a `.jsonl` file; or what is in a folder, of one format."""
     if path.is_dir():
-        inside = [each for each in sorted(path.iterdir()) if not each.name.startswith(".")]
-        for suffix in KINDS:
-            found = [each for each in inside if each.suffix == suffix]
-            if found:
-                return found
+        inside = [each for each in sorted(path.iterdir()) if not each.name.startswith(".") and each.suffix in KINDS]
+        kinds = dict.fromkeys(KINDS[each.suffix] for each in inside)
+        if len(kinds) > 1:
+            raise ValueError(
+                f"The folder {str(path)!r} holds files of several formats, {listed(each.name for each in inside)}. "
+                "Give those that are rollouts."
+            )
+        if inside:
+            return inside
         raise ValueError(f"The folder {str(path)!r} holds no rollouts. {CURE}")
     if path.suffix not in KINDS:
         raise ValueError(f"{str(path)!r} is of no format that is read here. {CURE}")
@@ -68,6 +73,14 @@ def _check_lines(file: Path) -> None:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             text, where = line.strip(), f"Line {number} of {str(file)!r}"
+            if number == 1:
+                # A mark of the encoding, which Arrow leaves out as well.
+                text = text.removeprefix(codecs.BOM_UTF8)
+            if text[:1] == b"{" and text[-1:] != b"}" and not line.endswith(b"\n"):
+                raise ValueError(
+                    f"{where} is only half written, as of a run that was stopped or still writes. Delete that line, or "
+                    "wait for the rest."
+                )
             if text and (text[:1] != b"{" or text[-1:] != b"}" or len(text) > MOST_LINE // 2):
                 raise ValueError(f"{where} is no JSON object of at most {MOST_LINE // 2:,} bytes. {CURE}")
             if text.count(b"[") + text.count(b"{") > MOST_OPEN:
@@ -77,12 +90,21 @@ def _check_lines(file: Path) -> None:
                     raise ValueError(f"{where} is nested too deep. Write it flatter.") from error
 
 
+def _check_encoding(file: Path) -> None:
+    with file.open("rb") as opened:
+        start = opened.read(2)
+    if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise ValueError(f"{str(file)!r} is written in UTF-16. Save it in UTF-8.")
+
+
 def _read(file: Path) -> pa.Table:
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.json
     import pyarrow.parquet
 
+    if KINDS[file.suffix] != "parquet":
+        _check_encoding(file)
     try:
         if KINDS[file.suffix] == "json":
             _check_lines(file)
