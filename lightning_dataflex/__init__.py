@@ -1,9 +1,10 @@
 """Pick, weigh and mix the data of an RL fine-tuning run in PyTorch Lightning by adding one callback."""
 
 from lightning_dataflex.callback import DataFlexCallback
-from lightning_dataflex.core.actuator import Mixer, Reweighter, Selector
+from lightning_dataflex.core.actuator import Reweighter, Selector
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.decision import Decision
+from lightning_dataflex.core.mixer import Mixer
 from lightning_dataflex.core.mixture import Mixture
 from lightning_dataflex.core.pipeline import Pipeline
 from lightning_dataflex.core.prompt_scorer import PromptScorer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_dataflex.core.actuator import Actuator, Mixer, Selector
+from lightning_dataflex.core.actuator import Actuator, Selector
+from lightning_dataflex.core.mixer import Mixer
 from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.scorer import Scorer
 from lightning_dataflex.functional.choices import shown

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.actuator import Mixer
 from lightning_dataflex.core.checks import listed
 from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig
 from lightning_dataflex.core.domains import DomainStats, DomainSums, prior, warn_of_other_domains
 from lightning_dataflex.core.global_batch import global_batch, in_brief
 from lightning_dataflex.core.memory import memory_of, recall, title
+from lightning_dataflex.core.mixer import Mixer
 from lightning_dataflex.core.registry import registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.scorer import Scorer

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.actuator import Actuator, Mixer, Reweighter, Selector
+from lightning_dataflex.core.action import Action, action_of, with_unit_mean
+from lightning_dataflex.core.actuator import Actuator, Reweighter
 from lightning_dataflex.core.compat import validate_compat
 from lightning_dataflex.core.config import DataFlexConfig, Scope
 from lightning_dataflex.core.decision import Decision
@@ -23,11 +24,10 @@ from lightning_dataflex.core.registry import nearest, registered_name
 from lightning_dataflex.core.rollout import RolloutBatch
 from lightning_dataflex.core.rows import measure_of
 from lightning_dataflex.core.scorer import Scorer
-from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers, scaled
-from lightning_dataflex.core.tidy import fields_screened, scorable, scored
+from lightning_dataflex.core.summary import RowNumbers, Summary, counting_alike, row_numbers
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.blocks import blank_padding, by_rows
-from lightning_dataflex.functional.weighting import least_and_largest, rescaled, unit_scale
+from lightning_dataflex.functional.weighting import least_and_largest
 from lightning_dataflex.sync import Group, exchanged, num_ranks
 
 RANGE = "range of the weights"
@@ -42,30 +42,6 @@ class _WholeAdvantages:
 
     def columns(self, batch: RolloutBatch) -> None:
         return None
-
-
-@dataclass(frozen=True)
-class Action:
-    """What a rule says of some samples, before what only the global batch can say: see `Decision` for the shapes."""
-
-    scores: Tensor
-    keep: Tensor
-    weights: Tensor
-    scored: Tensor
-    advantages: Tensor | None = None
-
-    def of(self, rows: slice, num_tokens: int) -> Action:
-        """That of some of the samples, cut to their width."""
-
-        def part(value: Tensor) -> Tensor:
-            if value.dim() == 1:
-                return value[rows]
-            missing = num_tokens - value.shape[1]
-            # Nobody has asked for the width of a rank without samples.
-            return torch.nn.functional.pad(value[rows], (0, missing)) if missing > 0 else value[rows, :num_tokens]
-
-        advantages = None if self.advantages is None else self.advantages[rows]
-        return Action(part(self.scores), part(self.keep), part(self.weights), self.scored[rows], advantages)
 
 
 class Pipeline:
@@ -179,7 +155,7 @@ class Pipeline:
                     self, f"{registered_name(self.actuator)} gave every sample a weight of 0, and nothing is learned."
                 )
         elif isinstance(self.actuator, Reweighter):
-            action, numbers = self._scaled(self.actuator, action, numbers, rows)
+            action, numbers = with_unit_mean(self.actuator, action, numbers, rows)
         decision = self._decision(local(), action, numbers, rows, fell_back)
         num_nan = 0 if numbers["scored"].all() else int(((numbers["num_tokens"] > 0) & ~numbers["scored"]).sum())
         if num_nan:
@@ -220,7 +196,7 @@ class Pipeline:
 
     def _acted(self, batch: RolloutBatch, step_id: int, progress: float | None) -> tuple[Action, RowNumbers]:
         """An action that has passed all checks, and its numbers in main memory, in one copy from an accelerator."""
-        action = self._action(batch, step_id, progress)
+        action = action_of(self.scorer, self.actuator, batch, step_id, scale_later=self._scales, progress=progress)
         numbers, lowest = self._numbers(batch, action), batch.lowest_in_mask()
         checks = {} if lowest is None else {LOWEST: lowest}
         if isinstance(self.actuator, Reweighter):
@@ -251,25 +227,6 @@ class Pipeline:
         measure = measure_of(batch, action.weights, self._normalize) if by_advantage else None
         return row_numbers(batch, action.keep, action.weights, action.scored, measure, local_ids=self._is_one_rank)
 
-    def _action(self, batch: RolloutBatch, step_id: int, progress: float | None) -> Action:
-        scores = self.scorer.score(batch, step_id)
-        if names := fields_screened(self.actuator):
-            # What the actuator cannot read has no score either: it is not kept, and counted.
-            readable = scorable(batch, names).to(scores.device)
-            # On an accelerator the host would wait for the answer.
-            if readable.device.type != "cpu" or not readable.all():
-                scores = torch.where(readable if scores.dim() == 1 else readable[:, None], scores, torch.nan)
-        context, rows = {"step_id": step_id, "progress": progress}, scored(batch, scores)
-        if isinstance(self.actuator, Selector):
-            keep = self.actuator.kept(batch, scores, rows, **context)
-            return Action(scores, keep, keep, rows, self.actuator.advantages(keep, batch))
-        if isinstance(self.actuator, Reweighter):
-            if self._scales or self._normalize == "none":
-                return Action(scores, rows, self.actuator.weighed(batch, scores, rows, **context), rows)
-            return Action(scores, rows, self.actuator.act(scores, batch, **context), rows)
-        assert isinstance(self.actuator, Mixer)
-        raise ValueError("A Mixer decides on domains, not on the samples of a batch. Use a Mixture.")
-
     @property
     def _is_one_rank(self) -> bool:
         return num_ranks(self.process_group) == 1
@@ -285,23 +242,6 @@ class Pipeline:
     @property
     def _scales(self) -> bool:
         return self.scope == "global" and self._normalize != "none"
-
-    def _scaled(
-        self, reweighter: Reweighter, action: Action, numbers: RowNumbers, rows: slice
-    ) -> tuple[Action, RowNumbers]:
-        """Weights with a mean of 1 over the scored samples of the global batch, as the reweighter says."""
-        if not numbers["scored"].any():
-            return action, numbers
-        tokens = numbers["num_tokens"]
-        counts = tokens.clamp(max=1) if self._normalize == "samples" else tokens
-        scale = unit_scale(numbers["weight_mean"], counts * numbers["scored"])
-        if "measure" in numbers:
-            other = unit_scale(numbers["measured"], numbers["measure"] * numbers["scored"])
-            scale = torch.where(other > 0, other, scale)
-        if scale > 0:
-            return replace(action, weights=rescaled(action.weights, scale)), scaled(numbers, scale)
-        reweighter.warn_all_zero()
-        return replace(action, weights=numbers["scored"][rows].float()), counting_alike(numbers)
 
     def _decision(
         self, local: RolloutBatch, action: Action, numbers: RowNumbers, rows: slice, fell_back: bool = False

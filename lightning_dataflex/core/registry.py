@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
-from lightning_dataflex.core.actuator import Mixer, Reweighter, Selector
+from lightning_dataflex.core.actuator import Reweighter, Selector
 from lightning_dataflex.core.checks import check_nesting
+from lightning_dataflex.core.mixer import Mixer
 from lightning_dataflex.core.scorer import METRIC_OPTIONS, Scorer
 from lightning_dataflex.functional.choices import shown
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lightning_dataflex.core.actuator import Mixer
 from lightning_dataflex.core.checks import check_range, check_whole
+from lightning_dataflex.core.mixer import Mixer
 from lightning_dataflex.functional.proportions import FloorMethod, check_floor, check_method, floored
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_dataflex.core.actuator import Mixer
 from lightning_dataflex.core.checks import check_finite, check_range, check_whole
 from lightning_dataflex.core.domains import DomainSums, of_domains
+from lightning_dataflex.core.mixer import Mixer
 from lightning_dataflex.core.registry import register_mixer
 from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional import mixing

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_dataflex import Pipeline, Reweighter, Scorer, Selector
-from lightning_dataflex.core.pipeline import Action
+from lightning_dataflex.core.action import Action
 
 NAN = float("nan")
 

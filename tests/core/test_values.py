@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from lightning_dataflex import Mixer, Mixture, Pipeline, Reweighter, Scorer
+from lightning_dataflex.core.action import Action
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.domains import DomainStats, DomainSums
 from lightning_dataflex.core.history import Visits
-from lightning_dataflex.core.pipeline import Action
 from lightning_dataflex.core.sample_group import SampleGroup
 from lightning_dataflex.core.samples import Layout
 from lightning_dataflex.core.summary import Summary
