@@ -204,7 +204,12 @@ class Reweighter(Actuator):
         return tidy.placed(weights, 0.0)
 
     def checked(self, weights: Tensor, low: float, high: float) -> Tensor:
-        """Finite weights: these, of which the least and the largest are known, if they are.
+        """The weights; finite ones in their place where they are to be scaled.
+
+        Args:
+            weights: From `weighed`.
+            low: The least of them.
+            high: The largest.
 
         Raises:
             ValueError: They cannot be weights.
