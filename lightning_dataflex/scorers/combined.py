@@ -45,8 +45,9 @@ class Combined(Scorer):
         self.granularity = max((part.granularity for part in parts), key=get_args(Granularity).index)
         self.needs_groups = any(part.needs_groups for part in parts)
         self.remembers = self.remembers or any(part.remembers for part in parts)
-        self._of_each_row = all(part.row_wise for part in parts)
-        self._of_each_token = all(part.by_mask for part in parts)
+        # A subclass with a score of its own is neither unless it says so, whatever its parts are.
+        self.row_wise = self.row_wise and all(part.row_wise for part in parts)
+        self.by_mask = self.by_mask and all(part.by_mask for part in parts)
 
     @property
     def part_titles(self) -> list[str]:
@@ -101,6 +102,7 @@ class WeightedSum(Combined):
         tensor([0.8000, 0.9000])
     """
 
+    row_wise = by_mask = True
     columns = Combined.columns
 
     def __init__(self, scorers: list[Any], weights: list[float] | None = None, **kwargs: Any) -> None:
@@ -114,7 +116,6 @@ class WeightedSum(Combined):
         for weight in weights:
             check_range("weights", weight, -FLOAT_MAX, FLOAT_MAX)
         self.weights = list(weights)
-        self.row_wise, self.by_mask = self._of_each_row, self._of_each_token
 
     @property
     def recipe(self) -> str:
@@ -138,12 +139,12 @@ class Product(Combined):
         tensor([2.0000, 0.5000])
     """
 
+    row_wise = by_mask = True
     columns = Combined.columns
 
     def __init__(self, scorers: list[Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._combine(scorers)
-        self.row_wise, self.by_mask = self._of_each_row, self._of_each_token
 
     def score(self, batch: Any, step_id: int = 0, **ctx: Any) -> Tensor:
         return combining.product(self._scores(batch, step_id, **ctx))

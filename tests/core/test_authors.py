@@ -55,6 +55,16 @@ def test_a_rule_of_ones_own_is_of_whole_batches_whatever_its_base_is(cls: type, 
     assert said.columns is cls.columns
 
 
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("name", ["weighted_sum", "product"])
+def test_a_combination_of_ones_own_is_of_whole_batches_whatever_its_parts_are(name: str, flag: str) -> None:
+    cls = components("scorer")[name]
+    own = type("Own", (cls,), {"score": lambda self, *args, **ctx: None})
+    assert getattr(cls(["token_entropy"]), flag)
+    assert not getattr(cls(["token_entropy", "group_std"]), flag)
+    assert not getattr(own(["token_entropy"]), flag)
+
+
 @pytest.mark.parametrize(
     ("base", "changes", "message"),
     [
