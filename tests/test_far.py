@@ -62,6 +62,17 @@ def test_samples_that_do_not_count_change_nothing_on_a_gpu(scorer, kind, actuato
         torch.testing.assert_close(near(found[name]), expected[name])
 
 
+@over("selector", "reweighter")
+def test_responses_without_a_token_are_no_error_on_a_gpu(scorer, kind, actuator):
+    batch = a_batch(groups=1)
+    batch |= {name: batch[name][:, :0] for name in (*PER_TOKEN, "response_mask")}
+
+    with Far():
+        found = decided(pipeline_of(scorer, kind, actuator), far_away(batch))
+
+    assert found["rollout_is_weights"].shape == (4, 0)
+
+
 @pytest.mark.parametrize(("weight", "message"), [(-1.0, "a weight of -1"), (torch.inf, "an infinite weight")])
 def test_what_can_be_no_weight_is_refused_on_a_gpu(weight, message):
     class Odd(df.Reweighter):
@@ -138,9 +149,14 @@ def test_two_devices_are_not_mixed_unseen():
 def test_a_sample_that_stays_without_counting_has_no_token():
     batch, rows = a_batch(), torch.arange(12) % 3 > 0
 
+    batch["entropies"][0] = torch.nan
+
     with Far():
         tidy = TidyBatch(df.RolloutBatch(far_away(batch)), FarTensor(rows), by_mask=True)
 
+        for mask in (tidy["response_mask"], tidy.batch["response_mask"]):
+            assert near(mask).tolist() == (batch["response_mask"] * rows[:, None]).tolist()
+        assert near(tidy["entropies"]).tolist() == torch.where(rows[:, None], batch["entropies"], 0.0).tolist()
         assert near(tidy.response_mask).tolist() == (batch["response_mask"].bool() & rows[:, None]).tolist()
         assert near(tidy.num_tokens).tolist() == (batch["response_mask"].sum(1) * rows).tolist()
     assert tidy.num_samples == 12

@@ -59,13 +59,13 @@ class TidyBatch(RolloutBatch):
     def __getitem__(self, name: str) -> Any:
         if name not in self._whole:
             raise KeyError(self.missing(name))
-        value, mask = self._whole.original(name), self._whole.response_mask
+        value, mask = self._whole.original(name), self.response_mask if self._blank else self._whole.response_mask
         if name == "uid" and not isinstance(value, Tensor) and len({type(uid) for uid in value}) > 1:
             # Ids of several types cannot be sorted, as `np.unique` does.
             value = self._whole.group_ids.cpu().numpy()
         table = as_tensor(value)
-        if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape and name != "response_mask":
-            value = blank_padding(table, mask)
+        if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape:
+            value = blank_padding(table, mask) if self._blank or name != "response_mask" else value
         if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
         return self.of_rows(value)

@@ -181,6 +181,8 @@ def quantile_inside(values: Tensor, mask: Tensor, q: float) -> Tensor:
         tensor(2.5000, dtype=torch.float64)
     """
     ordered = torch.where(mask, values, torch.inf).flatten().sort().values
+    if not len(ordered):
+        return ordered.new_full((), torch.inf, dtype=torch.float64)
     place = q * (mask.sum() - 1).clamp(min=0).double()
     whole = place.round()
     place = torch.where((place - whole).abs() < 1e-9 * whole.clamp(min=1), whole, place)
