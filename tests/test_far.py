@@ -13,6 +13,7 @@ from far import Far, FarTensor, near
 from laws import PER_TOKEN, a_batch, over, pipeline_of
 
 import lightning_dataflex as df
+from lightning_dataflex.core.home import at_home
 from lightning_dataflex.core.tidy import TidyBatch
 
 
@@ -139,6 +140,16 @@ def test_a_mask_that_is_none_is_refused_by_each_of_several_ranks(actuator, monke
 
     with Far(), pytest.raises(ValueError, match="response_mask holds -1"):
         pipeline_of("outcome", "selector", actuator).decide(far_away(batch))
+
+
+def test_a_single_number_comes_home_whatever_its_stride():
+    table = torch.arange(6.0).reshape(1, 6)
+
+    with Far() as far:
+        found = at_home({"rm_scores": FarTensor(table[:, 4]), "uid": FarTensor(torch.tensor([7]))})
+
+    assert {name: column.tolist() for name, column in found.items()} == {"rm_scores": [4], "uid": [7]}
+    assert far.waits == ["_to_copy"]
 
 
 def test_two_devices_are_not_mixed_unseen():

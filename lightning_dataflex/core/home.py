@@ -21,7 +21,9 @@ def at_home(columns: Mapping[str, Any]) -> dict[str, Any]:
         return dict(columns)
     # The widest numbers first, so that each column starts where its type can be read.
     far.sort(key=lambda name: -columns[name].dtype.itemsize)
-    whole = torch.cat([columns[name].contiguous().reshape(-1).view(torch.uint8) for name in far]).cpu()
+    # A single number is contiguous with any stride, and its bytes are read with one of 1.
+    flat = [columns[name].contiguous().as_strided((columns[name].numel(),), (1,)) for name in far]
+    whole = torch.cat([numbers.view(torch.uint8) for numbers in flat]).cpu()
     parts = whole.split([columns[name].numel() * columns[name].dtype.itemsize for name in far])
     return dict(columns) | {
         name: part.view(columns[name].dtype).reshape(columns[name].shape) for name, part in zip(far, parts)
