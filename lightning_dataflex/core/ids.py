@@ -148,7 +148,7 @@ def _plain(item: Any, name: str) -> Any:
     """The same value as a type that has one text for it."""
     if isinstance(item, np.generic):
         item = item.item()
-    if type(item) is int and item.bit_length() < 64:
+    if (type(item) is int and item.bit_length() < 64) or (type(item) is float and not item.is_integer()):
         # As most are, told at once.
         return item
     if isinstance(item, str):
