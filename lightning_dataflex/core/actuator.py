@@ -18,7 +18,7 @@ from lightning_dataflex.core.warn import warn_once
 from lightning_dataflex.functional.blocks import by_rows, masked
 from lightning_dataflex.functional.choices import check_choice
 from lightning_dataflex.functional.tokens import numbers_inside
-from lightning_dataflex.functional.weighting import finite_weights, least_and_largest, mean_one
+from lightning_dataflex.functional.weighting import FLOAT_MAX, finite_weights, least_and_largest, mean_one
 
 Normalize = Literal["tokens", "samples", "abs_advantage", "none"]
 
@@ -216,9 +216,10 @@ class Reweighter(Actuator):
         """
         if low < 0:
             raise ValueError(f"{type(self).__name__}.act gave a weight of {low}. Weights must be >= 0.")
-        if high == math.inf:
+        if high > FLOAT_MAX:
             if self.normalize == "none":
-                raise ValueError(f"{type(self).__name__} gave an infinite weight. Weights must be finite.")
+                weight = "an infinite weight" if high == math.inf else f"a weight of {high}, infinite in float32"
+                raise ValueError(f"{type(self).__name__} gave {weight}. Weights must be finite.")
             return finite_weights(weights)
         return weights
 

@@ -30,6 +30,8 @@ def scored_rows(batch: Any, scores: Any, names: Iterable[str] = ()) -> tuple[Rol
 
 def checked_index(rule: object, kept: Tensor, num_samples: int) -> Tensor:
     name = type(rule).__name__
+    if not kept.dim():
+        raise ValueError(f"{name}.act returned {kept.item()}. Return the indices to keep, or a boolean mask.")
     if len(kept) and (kept.is_floating_point() or len(kept.unique()) != len(kept)):
         raise ValueError(f"{name}.act returned {kept.tolist()[:8]}. Return each index to keep once, or a boolean mask.")
     if len(kept) and not 0 <= int(kept.min()) <= int(kept.max()) < num_samples:
@@ -41,7 +43,9 @@ def checked_index(rule: object, kept: Tensor, num_samples: int) -> Tensor:
 
 
 def check_length(rule: object, result: Tensor, batch: RolloutBatch) -> None:
-    if result.dim() == 0 or len(result) != batch.num_samples:
+    mask = batch.response_mask if result.dim() == 2 else None
+    too_wide = mask is not None and result.shape[1] not in (1, mask.shape[1])
+    if result.dim() not in (1, 2) or len(result) != batch.num_samples or too_wide:
         raise ValueError(
             f"{type(rule).__name__}.act returned shape {tuple(result.shape)} for {batch.num_samples} samples. "
             "Return one value per score it was given."

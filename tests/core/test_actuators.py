@@ -105,6 +105,7 @@ def test_what_is_kept_of_tokens_is_a_mask_without_padding() -> None:
     [
         ([0, 0], r"^Keeps\.act returned \[0, 0\]\. Return each index to keep once"),
         ([0.0, 1.0], r"^Keeps\.act returned \[0\.0, 1\.0\]\. Return each index"),
+        (1.0, r"^Keeps\.act returned 1\.0\. Return the indices to keep, or a boolean mask"),
         ([3], r"^Keeps\.act returned indices 3 to 3 of 3 samples"),
         ([-1, 2], "returned indices -1 to 2 of 3 samples"),
         (torch.ones(4).bool(), r"^Keeps\.act returned shape \(4,\) for 3 samples"),
@@ -190,7 +191,10 @@ def test_weights_of_tokens_are_nothing_in_padding_and_nan_is_nothing() -> None:
     [
         ([1.0, -0.5, 1.0], None, r"^Weighs\.act gave a weight of -0\.5\. Weights must be >= 0"),
         ([1.0, INF, 1.0], "none", r"^Weighs gave an infinite weight\. Weights must be finite"),
+        (np.array([1, 1e300, 1]), "none", r"^Weighs gave a weight of 1e\+300, infinite in float32\. Weights must be"),
         ([1.0, 1.0], None, r"^Weighs\.act returned shape \(2,\) for 3 samples"),
+        ([[1.0, 1.0]] * 3, None, r"^Weighs\.act returned shape \(3, 2\) for 3 samples"),
+        ([[[1.0]]] * 3, None, r"^Weighs\.act returned shape \(3, 1, 1\) for 3 samples"),
         (1.0, None, r"^Weighs\.act returned shape \(\) for 3 samples"),
     ],
 )

@@ -99,6 +99,15 @@ def test_weights_are_scaled_by_what_the_rule_says(normalize: Any, scale: float, 
     assert decision.weights.dtype == torch.float32
 
 
+@pytest.mark.parametrize("most", [float("inf"), 1e300])
+def test_a_weight_that_float32_cannot_hold_takes_everything(most: float) -> None:
+    data = {"x": torch.tensor([1.0, 1.0, 9.0, most], dtype=torch.float64), "response_mask": MASK}
+    decision = Pipeline(Given(), Weighs("tokens")).decide(data)
+    torch.testing.assert_close(decision.weights, torch.tensor([0.0, 0.0, 0.0, 1.0])[:, None] * MASK * 6 / 2)
+    with pytest.raises(ValueError, match="infinite"):
+        Pipeline(Given(), Weighs("none")).decide(data)
+
+
 def test_a_rank_that_decides_alone_scales_alone() -> None:
     decision = Pipeline(Given(), Weighs("tokens"), scope="rank").decide(batch(1.0, 2.0, 9.0, 4.0))
     torch.testing.assert_close(decision.weights, torch.tensor([1.0, 2.0, 0.0, 4.0])[:, None] * MASK * 6 / 13)
