@@ -27,7 +27,10 @@ def compared(how: Callable[[Any, Any], Any], values: Tensor, limit: float | Tens
         tensor([ True, False, False])
     """
     array = _array(values)
-    return how(values.double(), limit) if array is None else torch.from_numpy(how(array, np.float64(limit)))
+    if array is None:
+        return how(values.double(), limit)
+    # Not a scalar: with one of those NumPy 1 compares in the type of the array.
+    return torch.from_numpy(how(array, np.full(1, limit, np.float64)))
 
 
 def is_nan(values: Tensor) -> Tensor:
