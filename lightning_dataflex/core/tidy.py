@@ -65,6 +65,7 @@ class TidyBatch(RolloutBatch):
             value = self._whole.group_ids.cpu().numpy()
         table = as_tensor(value)
         if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape:
+            # The batch's own mask says which tokens are valid, unless rows of it do not count.
             value = blank_padding(table, mask) if self._blank or name != "response_mask" else value
         if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()

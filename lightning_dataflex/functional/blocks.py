@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_dataflex.functional.storage import empty
 
-BLOCK = 2**18
+BLOCK = 2**19
 """Numbers of a table that are worked on at a time."""
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by their bytes."""
@@ -103,8 +103,8 @@ def slices(num_rows: int, width: int) -> Iterator[slice]:
     """Some rows at a time, so many as have `BLOCK` numbers.
 
     Example:
-        >>> list(slices(2**18, 2))
-        [slice(0, 131072, None), slice(131072, 262144, None)]
+        >>> list(slices(2**19, 2))
+        [slice(0, 262144, None), slice(262144, 524288, None)]
     """
     size = max(1, BLOCK // max(1, width))
     return (slice(start, start + size) for start in range(0, num_rows, size))
@@ -114,8 +114,8 @@ def whole_slices(sizes: Iterable[int], width: int) -> Iterator[slice]:
     """As `slices`, of rows of which so many belong together, one after the other: at least so many as `slices` gives.
 
     Example:
-        >>> list(whole_slices([3, 2**18, 1], 1))
-        [slice(0, 262147, None), slice(262147, 262148, None)]
+        >>> list(whole_slices([3, 2**19, 1], 1))
+        [slice(0, 524291, None), slice(524291, 524292, None)]
     """
     start = stop = 0
     for size in sizes:
