@@ -171,3 +171,22 @@ def test_a_sample_that_stays_without_counting_has_no_token():
         assert near(tidy.response_mask).tolist() == (batch["response_mask"].bool() & rows[:, None]).tolist()
         assert near(tidy.num_tokens).tolist() == (batch["response_mask"].sum(1) * rows).tolist()
     assert tidy.num_samples == 12
+
+
+@pytest.mark.parametrize(
+    ("far_name", "kind", "actuator"),
+    [
+        ("entropies", "selector", "high_entropy_tokens"),
+        ("response_mask", "selector", "high_entropy_tokens"),
+        ("entropies", "reweighter", "gtpo"),
+    ],
+)
+def test_tables_on_another_device_than_the_mask_are_decided_on(far_name, kind, actuator):
+    batch = a_batch()
+    batch["entropies"][3] = torch.nan
+    expected = decided(pipeline_of("token_entropy", kind, actuator), batch)
+
+    with Far():
+        found = decided(pipeline_of("token_entropy", kind, actuator), batch | {far_name: FarTensor(batch[far_name])})
+
+    torch.testing.assert_close(near(found["rollout_is_weights"]), expected["rollout_is_weights"])

@@ -140,7 +140,7 @@ class Selector(Actuator):
         check_length(self, kept, tidy)
         keep = tidy.placed(kept, False)
         mask = batch.response_mask
-        return by_rows(torch.bitwise_and, keep, mask) if keep.dim() == 2 and mask is not None else keep
+        return by_rows(torch.bitwise_and, keep, mask.to(keep.device)) if keep.dim() == 2 and mask is not None else keep
 
     def advantages(self, keep: Tensor, batch: RolloutBatch) -> Tensor | None:
         """Advantages (N,) to train the kept samples with; None leaves those of the batch."""

@@ -49,11 +49,12 @@ class TidyBatch(RolloutBatch):
     def __init__(self, batch: RolloutBatch, rows: Tensor, *, by_mask: bool = False) -> None:
         super().__init__(batch.source, batch.fields)
         self._whole, self._rows = batch, rows
-        self._blank = by_mask and rows.device.type != "cpu"
+        mask = batch.token_mask if by_mask else None
+        self._blank = mask is not None and rows.device == mask.device and rows.device.type != "cpu"
         self.num_samples = len(rows) if self._blank else int(rows.sum())
         self._all = self.num_samples == len(rows)
-        if self._blank:
-            self.response_mask = batch.token_mask & rows[:, None]
+        if mask is not None and self._blank:
+            self.response_mask = mask & rows[:, None]
             self.num_tokens = batch.num_tokens * rows
 
     def __getitem__(self, name: str) -> Any:
@@ -117,7 +118,8 @@ class TidyBatch(RolloutBatch):
     def placed(self, values: Tensor, fill: float) -> Tensor:
         """Values of the samples that count at their places in the whole batch, `fill` elsewhere."""
         if self._blank:
-            return torch.where(self._rows if values.dim() == 1 else self._rows[:, None], values, fill)
+            rows = self._rows.to(values.device)
+            return torch.where(rows if values.dim() == 1 else rows[:, None], values, fill)
         if self._all:
             return values
         whole = torch.full((len(self._rows), *values.shape[1:]), fill, dtype=values.dtype, device=values.device)
