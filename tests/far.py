@@ -36,7 +36,10 @@ class FarTensor(torch.Tensor):
 
 
 class Far(TorchDispatchMode):
-    """Computes with far tensors, notes in `waits` what the host waits for, and refuses to mix devices as a GPU does."""
+    """Computes with far tensors, notes in `waits` what the host waits for, and refuses what goes wrong on a GPU.
+
+    That is to mix devices, and to bring something home without waiting for it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,6 +60,8 @@ class Far(TorchDispatchMode):
         by_mask = name in ("index", "index_put_") and any(
             isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:])
         )
+        if far and goes_home and kwargs.get("non_blocking"):
+            raise RuntimeError("What comes from a device is read before it is there: it is not waited for.")
         if far and (goes_home or by_mask or name in WAITING):
             self.waits.append(name)
         leaves = target is not None and torch.device(target).type == "far"

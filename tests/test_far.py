@@ -173,20 +173,21 @@ def test_a_sample_that_stays_without_counting_has_no_token():
     assert tidy.num_samples == 12
 
 
-@pytest.mark.parametrize(
-    ("far_name", "kind", "actuator"),
-    [
-        ("entropies", "selector", "high_entropy_tokens"),
-        ("response_mask", "selector", "high_entropy_tokens"),
-        ("entropies", "reweighter", "gtpo"),
-    ],
-)
-def test_tables_on_another_device_than_the_mask_are_decided_on(far_name, kind, actuator):
-    batch = a_batch()
-    batch["entropies"][3] = torch.nan
-    expected = decided(pipeline_of("token_entropy", kind, actuator), batch)
+@over("selector", "reweighter")
+@pytest.mark.parametrize("name", ["rm_scores", "advantages", "response_mask", "entropies", "old_log_probs"])
+def test_a_field_may_be_elsewhere_than_the_others(scorer, kind, actuator, name):
+    """As rewards of a verifier, in main memory or a list, beside tokens on a GPU."""
+    batch = a_batch(groups=6)
+    expected = decided(pipeline_of(scorer, kind, actuator), batch)
 
-    with Far():
-        found = decided(pipeline_of("token_entropy", kind, actuator), batch | {far_name: FarTensor(batch[far_name])})
+    for value in (batch[name], batch[name].tolist()):
+        with Far():
+            found = decided(pipeline_of(scorer, kind, actuator), far_away(batch) | {name: value})
 
-    torch.testing.assert_close(near(found["rollout_is_weights"]), expected["rollout_is_weights"])
+        torch.testing.assert_close(near(found["rollout_is_weights"]), expected["rollout_is_weights"])
+        assert isinstance(found["advantages"], FarTensor) == (name != "advantages")
+
+
+def test_what_comes_from_a_device_is_waited_for():
+    with Far(), pytest.raises(RuntimeError, match="not waited for"):
+        FarTensor(torch.ones(2)).to("cpu", non_blocking=True)

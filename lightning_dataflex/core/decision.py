@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_dataflex.core.config import Drop
 from lightning_dataflex.core.containers import ORIGINAL
+from lightning_dataflex.core.home import sent
 from lightning_dataflex.core.ids import ToldApart
 from lightning_dataflex.core.numbers import as_numbers
 from lightning_dataflex.core.rollout import RolloutBatch
@@ -95,7 +96,7 @@ class Decision:
         updates: dict[str, Any] = {weights_key: weights}
         if drop != "weight":
             current = as_numbers(batch["response_mask"], "response_mask")
-            keep = (self.keep if self.keep.dim() == 2 else self.keep[:, None]).to(current.device, non_blocking=True)
+            keep = sent(self.keep if self.keep.dim() == 2 else self.keep[:, None], current.device)
             # What is no valid token is 0 already.
             updates["response_mask"] = blank_padding(current, keep)
             updates[ORIGINAL + "response_mask"] = batch.original("response_mask")

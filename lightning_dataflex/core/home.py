@@ -1,4 +1,4 @@
-"""What the host has to know of tensors on an accelerator, in one copy: each copy would wait for all work before it."""
+"""Copies between main memory and an accelerator, which wait for all work before them as seldom as may be."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ import torch
 from torch import Tensor
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. An accelerator is not waited for; what comes from one is there when this returns.
+
+    Example:
+        >>> sent(torch.tensor([7, 8]), torch.device("cpu"))
+        tensor([7, 8])
+    """
+    # Memory that is not pinned has been read when the call returns.
+    return tensor.to(device, non_blocking=device.type != "cpu")
+
+
 def at_home(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The same columns, tensors in main memory.
+    """The same columns, tensors in main memory: what the host has to know, in one copy.
 
     Example:
         >>> at_home({"uid": torch.tensor([7, 8])})

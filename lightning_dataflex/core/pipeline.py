@@ -17,7 +17,7 @@ from lightning_dataflex.core.config import DataFlexConfig, Scope
 from lightning_dataflex.core.decision import Decision
 from lightning_dataflex.core.fields import FIELDS
 from lightning_dataflex.core.global_batch import LOWEST, global_batch, in_brief
-from lightning_dataflex.core.home import at_home
+from lightning_dataflex.core.home import at_home, sent
 from lightning_dataflex.core.ids import ToldApart
 from lightning_dataflex.core.memory import memory_of, recall
 from lightning_dataflex.core.registry import nearest, registered_name
@@ -250,7 +250,7 @@ class Pipeline:
         groups = None
         if "uid" in numbers:
             groups = local.told_apart if self._is_one_rank else ToldApart(numbers["uid"], None)
-        weights = action.weights.to(mask.device, non_blocking=True)
+        weights = sent(action.weights, mask.device)
         if weights.dim() == 1:
             weights = blank_padding(weights[:, None].float(), mask)
         elif weights.dtype != torch.float32:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_dataflex.core.fields import Fields, is_per_sample
+from lightning_dataflex.core.home import sent
 from lightning_dataflex.core.ids import ToldApart, told_apart
 from lightning_dataflex.core.numbers import as_numbers, dense
 from lightning_dataflex.functional import scoring
@@ -193,11 +194,13 @@ class RolloutBatch(Fields):
         return found
 
     def _there(self, index: Tensor) -> Tensor:
-        # Not waited for: memory that is not pinned has been read, or written, when the call returns.
-        return index.to(self.num_tokens.device, non_blocking=True)
+        return sent(index, self.num_tokens.device)
 
     def tensor(self, name: str) -> Tensor:
-        """A numeric field as a tensor, (N,) or (N, L), before any decision replaced it; without gradient."""
+        """A numeric field as a tensor, (N,) or (N, L), before any decision replaced it; without gradient.
+
+        Where the mask is: what a verifier gives lies in main memory, and the tokens on an accelerator.
+        """
         value = self.original(name)
         if value is None:
             raise ValueError(self.missing(name))
@@ -210,7 +213,7 @@ class RolloutBatch(Fields):
                 f"{name} has shape {tuple(value.shape)}. It must be (samples,) or (samples, response tokens), "
                 f"here ({self.num_samples},) or ({self.num_samples}, {tokens})."
             )
-        return value
+        return value if mask is None else sent(value, mask.device)
 
     def tokens(self, name: str) -> Tensor:
         """A field of token numbers as a tensor (N, L); (N,) is what other ranks have sent of it, in place of (N, L)."""
@@ -223,9 +226,9 @@ class RolloutBatch(Fields):
         return value
 
     def spread_advantages(self, values: Tensor) -> Tensor:
-        """Advantages (N,) in the shape and number type of the batch's own, 0 in padding."""
-        like = self.tensor("advantages")
-        values = values.to(like.device, like.dtype if like.is_floating_point() else torch.float32, non_blocking=True)
+        """Advantages (N,) in the shape, the number type and the place of the batch's own, 0 in padding."""
+        like = as_numbers(self.original("advantages"), "advantages")
+        values = sent(values, like.device).to(like.dtype if like.is_floating_point() else torch.float32)
         return values if like.dim() == 1 else blank_padding(values[:, None], self.token_mask)
 
     def check_rows(self, name: str, value: Any) -> None:
