@@ -18,10 +18,12 @@ def loaders_as_they_were() -> Iterator[None]:
     """
     kinds = [BatchSampler, DataLoader, *DataLoader.__subclasses__()]
     before = [dict(vars(kind)) for kind in kinds]
-    yield
-    for kind, attributes in zip(kinds, before):
-        for name in vars(kind).keys() - attributes.keys():
-            delattr(kind, name)
-        for name, value in attributes.items():
-            if vars(kind)[name] is not value:
-                setattr(kind, name, value)
+    try:
+        yield
+    finally:
+        for kind, attributes in zip(kinds, before):
+            for name in vars(kind).keys() - attributes.keys():
+                delattr(kind, name)
+            for name, value in attributes.items():
+                if vars(kind)[name] is not value:
+                    setattr(kind, name, value)

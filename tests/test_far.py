@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from far import Far, FarTensor, near
-from laws import PER_TOKEN, a_batch, over, pipeline_of
 
 import lightning_dataflex as df
 from lightning_dataflex.core.home import at_home
 from lightning_dataflex.core.tidy import TidyBatch
+from tests.far import Far, FarTensor, near
+from tests.laws import PER_TOKEN, a_batch, over, pipeline_of
 
 
 def far_away(batch: dict[str, Any]) -> dict[str, Any]:
@@ -159,7 +159,6 @@ def test_two_devices_are_not_mixed_unseen():
 
 def test_a_sample_that_stays_without_counting_has_no_token():
     batch, rows = a_batch(), torch.arange(12) % 3 > 0
-
     batch["entropies"][0] = torch.nan
 
     with Far():

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-import toy
-from laws import PARAMS, a_batch, over, pipeline_of, together
 
 import lightning_dataflex as df
 from benchmarks.memory import Counted, num_calls, peak_bytes
 from lightning_dataflex.core import rollout
 from lightning_dataflex.functional import blocks
 from lightning_dataflex.relay import Relay
+from tests import toy
+from tests.laws import PARAMS, a_batch, over, pipeline_of, together
 
 NUM_GROUPS = 48
 
