@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 from lightning_dataflex.core.checks import listed
 from lightning_dataflex.functional.choices import shown
@@ -15,7 +16,7 @@ REWARDS = ("reward_all", "reward_kept")
 
 
 def doubts(metrics: Metrics, trace: Trace, accumulated: int | None = None) -> list[str]:
-    """What speaks against it that they are of one run, a text for each callback.
+    """What speaks against it that they are of one run, at most a text for each callback.
 
     Args:
         metrics: What was logged by optimiser steps.
@@ -29,13 +30,13 @@ def doubts(metrics: Metrics, trace: Trace, accumulated: int | None = None) -> li
     """
     if metrics and set(metrics) == {""} and len(trace) > 1:
         return [f"The trace is of {len(trace)} callbacks, {listed(map(shown, trace))}, and metrics.csv of one. {CURE}"]
-    found = []
+    found: list[str] = []
     for label, steps in trace.items():
         logged = [series for name, series in metrics.items() if _is_of(label, name)]
-        if metrics and not logged:
+        if logged:
+            found += islice(_differences(label, logged[0], steps, accumulated), 1)
+        elif metrics:
             found.append(f"The trace is of {shown(label)}, and metrics.csv of {listed(map(shown, metrics))}. {CURE}")
-        for series in logged[:1]:
-            found += next(([each] for each in _differences(label, series, steps, accumulated)), [])
     return found
 
 
@@ -69,6 +70,7 @@ def _differences(
 def _batches(logged: Series, step: int, whole: dict[int, StepOfTrace], accumulated: int | None) -> range:
     """The training batches of which the log can have a step's numbers; none where they are not known."""
     if accumulated is not None:
+        # A step takes so many batches at most, and one at least, as the last of an epoch may.
         return range(step, (step + 1) * accumulated)
     every = min((b - a for a, b in zip(logged.steps, logged.steps[1:])), default=1)
     if max(whole, default=0) < logged.steps[-1] + every:

@@ -48,7 +48,8 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
 
     Args:
         given: The folder.
-        trace: Where its decision trace is. Default: where its configuration says, or looked for in the folder.
+        trace: Where its decision trace is. Default: where its configuration says, or if none is there, looked for in
+            the folder.
 
     Raises:
         ValueError: There is no such folder, or nothing of a run in it, or several runs.
@@ -79,7 +80,8 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
         merged |= found
     seen = [each for each in (file, *traces) if each.exists()]
     last = datetime.datetime.fromtimestamp(max(each.stat().st_mtime for each in seen))
-    configs = {name: _text(folder / name) for name in CONFIGS if (folder / name).is_file()}
+    texts = {name: _text(folder / name) for name in CONFIGS if (folder / name).is_file()}
+    configs = {name: text for name, text in texts.items() if text}
     metrics = metrics_of(file) if file.is_file() else {}
     notes = doubts(metrics, merged, _accumulated(settings))
     missed = [] if trace else [each for each in named if each not in there]
@@ -88,7 +90,6 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
         notes.append(
             f"{CONFIG} has no trace: {traces[0].name} may be of another run. Name that of this run by --trace."
         )
-    configs = {name: text for name, text in configs.items() if text}
     return Run(folder, f"{last:%Y-%m-%d %H:%M:%S}", metrics, merged, configs, notes)
 
 
