@@ -155,9 +155,14 @@ def component_table(width: int | None = None) -> str:
         lines.append(f"{kind}s")
         beside = 4 + max(map(len, found), default=0)
         for name, cls in found.items():
-            said = textwrap.wrap("; ".join(_facts(cls)), max(width - beside, 20), break_on_hyphens=False)
-            lines += [f"  {head:{beside - 2}}{text}" for head, text in zip([name, *[""] * len(said)], said or [""])]
-    return "\n".join(map(str.rstrip, lines))
+            lines += textwrap.wrap(
+                "; ".join(_facts(cls)),
+                max(width, beside + 20),
+                initial_indent=f"  {name:{beside - 2}}",
+                subsequent_indent=" " * beside,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines)
 
 
 def _facts(cls: Any) -> Iterator[str]:
