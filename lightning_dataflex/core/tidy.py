@@ -52,7 +52,7 @@ class TidyBatch(RolloutBatch):
         mask = batch.token_mask if by_mask else None
         self._blank = mask is not None and rows.device == mask.device and rows.device.type != "cpu"
         self.num_samples = len(rows) if self._blank else int(rows.sum())
-        self._all = self.num_samples == len(rows)
+        self._all_stay = self.num_samples == len(rows)
         if mask is not None and self._blank:
             self.response_mask = mask & rows[:, None]
             self.num_tokens = batch.num_tokens * rows
@@ -60,14 +60,16 @@ class TidyBatch(RolloutBatch):
     def __getitem__(self, name: str) -> Any:
         if name not in self._whole:
             raise KeyError(self.missing(name))
-        value, mask = self._whole.original(name), self.response_mask if self._blank else self._whole.response_mask
+        value = self._whole.original(name)
+        mask = self.response_mask if self._blank else self._whole.response_mask
         if name == "uid" and not isinstance(value, Tensor) and len({type(uid) for uid in value}) > 1:
             # Ids of several types cannot be sorted, as `np.unique` does.
             value = self._whole.group_ids.cpu().numpy()
         table = as_tensor(value)
-        if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape:
-            # The batch's own mask says which tokens are valid, unless rows of it do not count.
-            value = blank_padding(table, mask) if self._blank or name != "response_mask" else value
+        # The batch's own mask has no padding of its own, unless rows of it do not count.
+        has_padding = self._blank or name != "response_mask"
+        if isinstance(table, Tensor) and mask is not None and table.shape == mask.shape and has_padding:
+            value = blank_padding(table, mask)
         if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
             value = value.float()
         return self.of_rows(value)
@@ -104,11 +106,11 @@ class TidyBatch(RolloutBatch):
     @functools.cached_property
     def groups(self) -> tuple[Tensor, int]:
         # The rules of a step share one sort of the ids, unless rows are left out.
-        return self._whole.groups if self._all else group_index(self.of_rows(self._whole.groups[0]))
+        return self._whole.groups if self._all_stay else group_index(self.of_rows(self._whole.groups[0]))
 
     def of_rows(self, value: Any) -> Any:
         """Those of the samples that count, of a value with an entry for each sample; any other value as it is."""
-        if self._all or not is_per_sample(value) or len(value) != len(self._rows):
+        if self._all_stay or not is_per_sample(value) or len(value) != len(self._rows):
             return value
         if isinstance(value, Tensor):
             return value[self._rows.to(value.device)]
@@ -120,7 +122,7 @@ class TidyBatch(RolloutBatch):
         if self._blank:
             rows = self._rows.to(values.device)
             return torch.where(rows if values.dim() == 1 else rows[:, None], values, fill)
-        if self._all:
+        if self._all_stay:
             return values
         whole = torch.full((len(self._rows), *values.shape[1:]), fill, dtype=values.dtype, device=values.device)
         whole[self._rows.to(values.device)] = values
