@@ -78,7 +78,7 @@ def _most_varied(group: Samples) -> Any:
 
 def _largest(group: Samples) -> Any:
     order = np.argsort(-np.abs(group.advantages), kind="stable")
-    return _first(len(order) - len(order) // 2, order)
+    return _first(_half(len(order)), order)
 
 
 def _extremes(group: Samples) -> Any:
@@ -186,22 +186,22 @@ def decided(rule: Rule, batch: dict[str, Any], most: int | None = None) -> tuple
     )
     groups = np.unique(uid)
     values = np.zeros(mask.shape if rule.of_tokens else len(uid))
-    looped, looping = groups[:most], time.perf_counter()
+    looped, loop_start = groups[:most], time.perf_counter()
     for group in looped:
         index = np.where(uid == group)[0]
         values[index] = rule.of_group(samples.of(index))
-    loops = time.perf_counter() - looping
+    loops = time.perf_counter() - loop_start
     weights = rule.of_all(values, samples, uid)
     written = {"rollout_is_weights": ((weights if rule.of_tokens else weights[:, None]) * mask).astype(np.float32)}
     if rule.advantages is not None:
         ddof, eps = rule.advantages
-        fresh, looping = np.zeros(len(uid)), time.perf_counter()
+        fresh, loop_start = np.zeros(len(uid)), time.perf_counter()
         for group in looped:
             index = np.where((uid == group) & (weights > 0))[0]
             rewards = samples.rewards[index]
             if np.ptp(rewards) > 1e-6:
                 fresh[index] = (rewards - rewards.mean()) / (rewards.std(ddof=ddof) + eps)
-        loops += time.perf_counter() - looping
+        loops += time.perf_counter() - loop_start
         written["advantages"] = (fresh[:, None] * mask).astype(np.float32)
     seconds = time.perf_counter() - start
     return written, seconds + loops * (len(groups) / len(looped) - 1)
