@@ -43,7 +43,7 @@ class Action:
 def action_of(
     scorer: Scorer, actuator: Actuator, batch: RolloutBatch, step_id: int, *, scale_later: bool, **context: Any
 ) -> Action:
-    """The action of a Selector or a Reweighter; weights are not checked, see `Reweighter.checked`.
+    """The action of a Selector or a Reweighter; weights that `act` has not scaled are to be checked by `checked`.
 
     Args:
         scale_later: Whether weights are to have a mean of 1 over more samples than these, see `with_unit_mean`.

@@ -33,7 +33,8 @@ def stable_ids(values: Any, name: str = "uid") -> Tensor:
     about n^2 / 2^65 (3e-8 for a million ids); they would be taken for one group.
 
     Raises:
-        ValueError: A value is None, NaN or not hashable, or has no text of its own, which would differ between ranks.
+        ValueError: A value is None, NaN, not hashable or a number of more than `MOST_BITS`, or has no text of its own,
+            which would differ between ranks.
 
     Example:
         >>> stable_ids([7, 8, 7.0, Decimal(7)]).tolist()

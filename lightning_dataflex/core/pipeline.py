@@ -89,7 +89,7 @@ class Pipeline:
         self.requires = tuple(
             dict.fromkeys(("response_mask", *(name for part in self._parts for name in part.requires)))
         )
-        readable = dict.fromkeys((*self.requires, *FIELDS, "prompt_id"))
+        readable = dict.fromkeys((*self.requires, *FIELDS))
         for name in self.fields:
             if name not in readable:
                 raise ValueError(f"fields maps {name!r}, which nothing reads. {nearest(name, readable)}")
@@ -190,12 +190,15 @@ class Pipeline:
             _check_not_empty(local.num_samples)
         if not (self.scorer.by_mask and self.actuator.by_mask):
             return in_brief(local, self._parts, local_ids=self._is_one_rank)
-        # All of it, and whether its mask is one is told with the numbers.
+        # Reads the mask without a wait; whether it is one is told when its lowest comes with the numbers.
         local.lowest_in_mask()
         return local
 
     def _acted(self, batch: RolloutBatch, step_id: int, progress: float | None) -> tuple[Action, RowNumbers]:
-        """An action that has passed all checks, and its numbers in main memory, in one copy from an accelerator."""
+        """An action that has passed all checks, and its numbers in main memory.
+
+        They come from an accelerator in one copy, or in two where infinite weights are to be made finite.
+        """
         action = action_of(self.scorer, self.actuator, batch, step_id, scale_later=self._scales, progress=progress)
         numbers, lowest = self._numbers(batch, action), batch.lowest_in_mask()
         checks = {} if lowest is None else {LOWEST: lowest}

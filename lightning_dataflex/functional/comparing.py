@@ -1,4 +1,4 @@
-"""What is true of each number: in main memory by NumPy, in a sixth of PyTorch's time."""
+"""What is true of numbers: of each one in main memory by NumPy, in a sixth of PyTorch's time."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def without_nan(values: Tensor) -> Tensor:
 
 
 def _array(values: Tensor) -> Any:
-    """The values as NumPy sees them; None where it does not, and of a single one."""
+    """The values as NumPy sees them; None where it does not, and for a scalar, of which its answer is no array."""
     if values.device.type != "cpu" or values.dtype not in KNOWN or not values.dim():
         return None
     return values.numpy(force=True)

@@ -243,4 +243,5 @@ def power(scores: Tensor, alpha: float) -> Tensor:
         >>> power(torch.tensor([4.0, 0.0, torch.nan]), 0.5)
         tensor([2., 0., 0.])
     """
+    # NaN to the power of 0 is 1.
     return by_rows(lambda rows: masked(rows.clamp(min=0).pow(alpha), ~is_nan(rows)), scores)
