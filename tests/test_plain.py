@@ -31,5 +31,5 @@ def test_a_rule_is_its_plain_form(pair, rewards):
 
     for name, values in expected.items():
         torch.testing.assert_close(found[name], torch.from_numpy(values), rtol=1e-5, atol=1e-6)
-    # Rules that do nothing would be equal too. Of real rewards no two are equal, in any group.
-    assert len(found["rollout_is_weights"][batch["response_mask"] > 0].unique()) > (rewards != "real")
+    # Rules that do nothing would be equal too. Of real rewards no two are equal, in any group, and a rule may keep all.
+    assert rewards == "real" or len(found["rollout_is_weights"][batch["response_mask"] > 0].unique()) > 1
