@@ -438,13 +438,15 @@ def test_a_trace_that_is_not_where_the_configuration_says_is_missed(tmp_path: Pa
     folder = write(tmp_path, {"dataflex/ess": [1]})
     (folder / "config.yaml").write_text("dataflex: {mechanism: select, trace: gone/t.jsonl}")
     assert run_in(folder).notes[0].startswith("config.yaml has trace: gone/t.jsonl, and there is none.")
+    write_trace(folder / "other.jsonl", rows_of_trace())
+    assert "other.jsonl is not named in config.yaml and may be of another run." in run_in(folder).notes[-1]
 
 
 def test_a_trace_that_the_configuration_does_not_name_is_doubted(tmp_path: Path, undrawn: None) -> None:
     folder = write(tmp_path, {"dataflex/ess": [1]})
     write_trace(folder / "t.jsonl", rows_of_trace())
     (folder / "config.yaml").write_text("dataflex: {mechanism: select, trace: null}")
-    assert run_in(folder).notes[0].startswith("config.yaml has no trace: t.jsonl may be of another run.")
+    assert run_in(folder).notes[0].startswith("t.jsonl is not named in config.yaml and may be of another run.")
     assert run_in(folder, folder / "t.jsonl").notes == []
 
 

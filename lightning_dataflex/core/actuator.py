@@ -183,15 +183,13 @@ class Reweighter(Actuator):
             cls.act = _on_scored_rows(cls.act, _scaled_weights)  # type: ignore[method-assign]
         check_choice(f"{cls.__name__}.normalize", cls.normalize, Normalize)
 
-    def unscaled(self, scores: Tensor, batch: Any, **ctx: Any) -> Tensor:
-        """What `act` gives, before it is scaled: finite, and 0 in padding and for a sample without a score."""
-        weights = self.weighed(*scored_rows(batch, scores, fields_screened(self)), **ctx)
-        return self.checked(weights, *least_and_largest(weights).tolist())
-
     def weighed(self, batch: RolloutBatch, scores: Tensor, rows: Tensor, **ctx: Any) -> Tensor:
-        """As `unscaled`, of scores that are 0 in padding, where it is known which rows have one and can be read.
+        """What `act` gives, before it is scaled or checked: 0 in padding and for a sample without a score.
 
-        Weights that nobody has checked: see `checked`.
+        Args:
+            batch: The samples.
+            scores: 0 in padding.
+            rows: (N,) bool, the samples that have a score and can be read.
         """
         tidy = TidyBatch(batch, rows, by_mask=self.by_mask)
         if not tidy.num_samples:

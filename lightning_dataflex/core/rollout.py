@@ -49,10 +49,11 @@ class RolloutBatch(Fields):
         self._forget()
 
     def _forget(self) -> None:
-        for name in READ_ONCE:
+        for name in (*READ_ONCE, "_lowest"):
             vars(self).pop(name, None)
 
     _lowest: Tensor | None = None
+    """What `lowest_in_mask` gives: it goes with the mask, checked or not."""
 
     def __len__(self) -> int:
         return self.num_samples
@@ -78,7 +79,7 @@ class RolloutBatch(Fields):
             True
         """
         later = RolloutBatch(source, self.fields)
-        vars(later).update({name: value for name, value in vars(self).items() if name in READ_ONCE})
+        vars(later).update({name: value for name, value in vars(self).items() if name in (*READ_ONCE, "_lowest")})
         return later
 
     @functools.cached_property

@@ -84,12 +84,13 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
     configs = {name: text for name, text in texts.items() if text}
     metrics = metrics_of(file) if file.is_file() else {}
     notes = doubts(metrics, merged, _accumulated(settings))
-    missed = [] if trace else [each for each in named if each not in there]
-    notes += [f"{CONFIG} has trace: {each}, and there is none. Name it by --trace." for each in missed]
-    if traces and not trace and not named and blocks_in(settings):
-        notes.append(
-            f"{CONFIG} has no trace: {traces[0].name} may be of another run. Name that of this run by --trace."
-        )
+    if trace is None:
+        missed = [each for each in named if each not in there]
+        notes += [f"{CONFIG} has trace: {each}, and there is none. Name it by --trace." for each in missed]
+        if traces and not there and blocks_in(settings):
+            notes.append(
+                f"{traces[0].name} is not named in {CONFIG} and may be of another run. Name its own by --trace."
+            )
     return Run(folder, f"{last:%Y-%m-%d %H:%M:%S}", metrics, merged, configs, notes)
 
 

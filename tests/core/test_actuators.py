@@ -167,7 +167,7 @@ def test_weights_are_scaled_over_what_is_asked_for(normalize: str, expected: lis
     # Three, one and two tokens of weights 1, 2 and 4; advantages of 1, 2, 9 and 1.
     batch = BATCH | {"advantages": torch.tensor([1.0, 2.0, 9.0, 1.0])}
     np.testing.assert_allclose(Weighs(normalize=normalize).act(SCORES, batch), expected, rtol=1e-6)
-    assert Weighs(normalize=normalize).unscaled(SCORES, batch).tolist() == [1, 2, 0, 4]
+    assert Weighs(normalize=normalize).weighed(*scored_rows(batch, SCORES)).tolist() == [1, 2, 0, 4]
 
 
 def test_a_scale_is_one_of_those_that_there_are() -> None:

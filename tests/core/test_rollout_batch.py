@@ -219,3 +219,16 @@ def test_groups_need_ids_of_each_sample() -> None:
 )
 def test_a_hint_names_what_is_likely_alone(name: str, has: str, hint: str) -> None:
     assert f'map it: fields={{"{name}": "{hint}"}}.' in RolloutBatch({has: [1]}).missing(name)
+
+
+def test_a_mask_that_nobody_has_checked_is_unchecked_in_later_readings_too() -> None:
+    batch = RolloutBatch({"response_mask": torch.tensor([[1, -1]]), "uid": ["a"]})
+    batch.lowest_in_mask()
+
+    later = batch.after(batch.source)
+
+    assert later.lowest_in_mask() == -1
+    with pytest.raises(ValueError, match="response_mask holds -1"):
+        later.check_mask(later.lowest_in_mask())
+    with pytest.raises(ValueError, match="response_mask holds -1"):
+        _ = later.response_mask
