@@ -89,7 +89,7 @@ def run_in(given: str | Path, trace: str | Path | None = None) -> Run:
         notes += [f"{CONFIG} has trace: {each}, and there is none. Name it by --trace." for each in missed]
         if traces and not there and blocks_in(settings):
             notes.append(
-                f"{traces[0].name} is not named in {CONFIG} and may be of another run. Name its own by --trace."
+                f"{traces[0].name} is not named in {CONFIG} and may be of another run. Name its own by --trace"
             )
     return Run(folder, f"{last:%Y-%m-%d %H:%M:%S}", metrics, merged, configs, notes)
 

@@ -184,3 +184,16 @@ def test_what_is_too_small_for_its_precision_is_nothing() -> None:
     assert weighting.rescaled(torch.tensor([tiny]), torch.tensor(1.0)).tolist() == [tiny]
     assert weighting.finite_weights(torch.tensor([INF, 1.0])).tolist() == [torch.finfo(torch.float32).max, 1]
     assert weighting.unit_scale(torch.zeros(2), torch.ones(2)).item() == 0
+
+
+@pytest.mark.parametrize("q", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.7, 0.9, 1 - 1e-12, 1.0])
+def test_a_quantile_without_counting_is_the_quantile(q: float) -> None:
+    rng = torch.Generator().manual_seed(0)
+    for size in (1, 2, 3, 4, 10, 11, 1001):
+        values = torch.randn(size, 3, generator=rng).round(decimals=1)
+        values[0, 0] = INF
+        mask = torch.rand(size, 3, generator=rng) < 0.7
+        mask[0, :2] = True
+        expected = weighting.quantile(values[mask], q)
+        torch.testing.assert_close(weighting.quantile_inside(values, mask, q), expected, rtol=0, atol=0)
+    assert weighting.quantile_inside(values, torch.zeros_like(mask), q).isinf()
