@@ -37,7 +37,7 @@ USAGE = """usage: dataflex COMMAND [OPTIONS]
   test        run the test of a configuration
   check       build and check everything that a configuration names, without training
   preview     put saved rollouts through configurations, without a model
-  report      write a page of what a run has done, RUN_DIR [--out FILE]
+  report      write a page of what a run has done, RUN_DIR [--out FILE] [--trace PATH]
   components  list the registered scorers, selectors, reweighters and mixers
 
 Each of the first four takes --config FILE, overrides such as --dataflex.actuator.params.low=0.3, and --help;
@@ -108,16 +108,16 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.path.insert(0, os.getcwd())
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
-        print(USAGE)
+        _say(USAGE)
     elif command == "components":
-        print(component_table())
+        _say(component_table())
     elif command in ("preview", "report"):
         try:
-            print((previewed if command == "preview" else reported)(arguments[1:]))
+            _say((previewed if command == "preview" else reported)(arguments[1:]))
         except (ValueError, ModuleNotFoundError) as error:
             _refuse(error)
     elif command == "check":
-        print(checked(arguments[1:]))
+        _say(checked(arguments[1:]))
     elif command in ("fit", "validate", "test"):
         _cli(arguments, run=True)
     else:
@@ -211,6 +211,14 @@ def _cli(args: list[str], run: bool) -> DataFlexCLI:
     return DataFlexCLI(
         subclass_mode_model=True, subclass_mode_data=True, save_config_kwargs={"overwrite": True}, run=run
     )
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # Whoever reads has seen enough, as `head` has; Python would complain once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(error: Exception) -> NoReturn:

@@ -205,6 +205,17 @@ def test_the_console_script_and_the_module_are_the_same_command() -> None:
     assert "components" in texts[0]
 
 
+@pytest.mark.parametrize("command", ["components", "--help"])
+def test_whoever_reads_may_stop(command: str) -> None:
+    begun = subprocess.Popen(
+        [sys.executable, "-m", "lightning_dataflex", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    assert begun.stdout is not None
+    begun.stdout.close()
+    _, said = begun.communicate()
+    assert (begun.returncode, said) == (0, b"")
+
+
 @pytest.mark.parametrize("through", ["trainer", "cli"])
 def test_in_the_other_namespace(through: str, config: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     other = pytest.importorskip("pytorch_lightning")

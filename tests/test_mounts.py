@@ -207,6 +207,65 @@ def test_prompts_that_a_loss_is_given_beside_the_batch_are_read() -> None:
     assert seen[0]["prompt_id"] == ["p"]
 
 
+def first_of_the_rest(x: Any, *rest: Any) -> None: ...
+
+
+def anything(*args: Any, **kwargs: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("loss", "args", "kwargs", "where"),
+    [
+        (first_of_the_rest, (0, 1, "batch", 2), {}, lambda args, kwargs: args[2]),
+        (anything, (0, "batch"), {"more": 3}, lambda args, kwargs: args[1]),
+        (anything, (0,), {"more": 3, "rollout": "batch"}, lambda args, kwargs: kwargs["rollout"]),
+    ],
+)
+def test_a_batch_within_further_arguments_gets_the_decision(loss: Any, args: Any, kwargs: Any, where: Any) -> None:
+    batch = {"response_mask": torch.ones(1, 1), "uid": ["a"]}
+    args = tuple(batch if each == "batch" else each for each in args)
+    kwargs = {name: batch if each == "batch" else each for name, each in kwargs.items()}
+
+    got = with_decision(inspect.signature(loss), args, kwargs, {}, lambda each: {"rollout_is_weights": 2})
+
+    assert where(*got) == batch | {"rollout_is_weights": 2}
+    assert "rollout_is_weights" not in batch
+    assert [each for each in got[0] if each is not where(*got)] == [each for each in args if each is not batch]
+    assert set(got[1]) == set(kwargs)
+
+
+def of_fields(log_probs: Any, completion_mask: Any = None, response_mask: Any = None) -> None: ...
+
+
+def of_a_batch(batch: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("loss", "args", "message"),
+    [
+        (
+            of_a_batch,
+            ({"completion_mask": [[1]]},),
+            "batch (dict). The rollout batch has no field 'response_mask'. It has: completion_mask. "
+            'If it carries it under another name, map it: fields={"response_mask": "completion_mask"}.',
+        ),
+        (of_a_batch, ({"mask": [[1]]},), "batch (dict). The rollout batch has no field 'response_mask'. It has: mask."),
+        (of_fields, (0.5, [[1]]), 'map it: fields={"response_mask": "completion_mask"}.'),
+        (of_a_batch, (torch.ones(1),), "batch (Tensor). Pass it the batch, or use a DataFlexPoint."),
+        (of_a_batch, ({},), "batch (dict). Pass it the batch, or use a DataFlexPoint."),
+        (
+            first_of_the_rest,
+            (0.5, torch.ones(1)),
+            "x (float), rest (Tensor). Pass it the batch, or use a DataFlexPoint.",
+        ),
+    ],
+)
+def test_a_loss_that_gets_no_response_mask_is_told_what_it_got(loss: Any, args: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^No argument of the loss is a rollout batch; it was called with ") as error:
+        with_decision(inspect.signature(loss), args, {}, {}, lambda each: {})
+    assert message in str(error.value)
+
+
 class Passing(Rolling):
     """Gives a tensor where a rollout batch belongs."""
 

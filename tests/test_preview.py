@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -524,5 +525,7 @@ def test_a_line_may_be_long(tmp_path: Path) -> None:
 
 def test_pyarrow_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_dataflex.preview.tables.find_spec", lambda name: None)
+    for name in [each for each in sys.modules if each.split(".")[0] == "pyarrow"]:
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=r"pyarrow.*not installed\. Install lightning_dataflex\[see\]"):
         rollouts_of(["rows.jsonl"])

@@ -106,9 +106,9 @@ def rollouts_of(paths: Sequence[str], fields: Mapping[str, str] | None = None) -
     Raises:
         ValueError: A file cannot be read, there is no column of a mapped name, or none for the rewards' numbers.
     """
+    table, fields = table_of(paths), dict(fields or {})
     import pyarrow.compute as pc
 
-    table, fields = table_of(paths), dict(fields or {})
     for name, column in fields.items():
         if column not in table.column_names:
             raise ValueError(

@@ -21,6 +21,7 @@ MOST_BYTES, MOST_ROWS = 2**34, 50_000_000
 MOST_LINE, MOST_OPEN = 2**26, 500
 """Bytes of JSON that are parsed at a time, and brackets of a line that need no look at how they are nested."""
 KINDS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
+MEND = "Mend it, or give another file."
 CURE = "Give a file, or a folder of files, that ends in .parquet, .jsonl or .csv."
 
 
@@ -82,7 +83,7 @@ def _check_lines(file: Path) -> None:
                     "wait for the rest."
                 )
             if text and (text[:1] != b"{" or text[-1:] != b"}" or len(text) > MOST_LINE // 2):
-                raise ValueError(f"{where} is no JSON object of at most {MOST_LINE // 2:,} bytes. {CURE}")
+                raise ValueError(f"{where} is no JSON object of at most {MOST_LINE // 2:,} bytes. {MEND}")
             if text.count(b"[") + text.count(b"{") > MOST_OPEN:
                 try:
                     check_nesting(where, json.loads(text))
@@ -118,4 +119,4 @@ def _read(file: Path) -> pa.Table:
             return parquet.read()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         first_line = str(error).splitlines()[0]
-        raise ValueError(f"{str(file)!r} cannot be read as {KINDS[file.suffix]}: {first_line}. {CURE}") from error
+        raise ValueError(f"{str(file)!r} cannot be read as {KINDS[file.suffix]}: {first_line}. {MEND}") from error
