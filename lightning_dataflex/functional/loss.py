@@ -56,7 +56,8 @@ def policy_loss(
         old_log_probs: (N, L) of the policy that generated.
         advantages: (N, L), or (N,) for one per sample.
         response_mask: (N, L) the valid tokens; what stands elsewhere is not read, NaN included.
-        rollout_is_weights: (N, L) factor on each token's policy term (KL and entropy are not weighted).
+        rollout_is_weights: (N, L), or (N,) for one per sample: the factor on each token's policy term (KL and entropy
+            are not weighted).
         clip_low: The ratio is clipped below at 1 - clip_low.
         clip_high: The ratio is clipped above at 1 + clip_high. Default: clip_low.
         aggregation: How per-token terms become one number; see `token_scale`.
@@ -85,9 +86,9 @@ def policy_loss(
 
     # Blanked before the arithmetic, not after: a NaN that only the result is masked for still reaches the gradient,
     # and so does a weight of 0, because 0 * NaN is NaN.
-    weights = None if rollout_is_weights is None else rollout_is_weights.detach()
+    weights = None if rollout_is_weights is None else _by_token(rollout_is_weights.detach())
     counted = valid if weights is None else valid & (weights != 0)
-    advantages = torch.where(counted, advantages[:, None] if advantages.dim() == 1 else advantages, 0.0)
+    advantages = torch.where(counted, _by_token(advantages), 0.0)
     log_ratio = torch.where(counted, _wide(log_probs) - _wide(old_log_probs), 0.0)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     bounded = ratio.clamp(1 - clip_low, 1 + (clip_low if clip_high is None else clip_high))
@@ -174,6 +175,11 @@ def loss_denominator(response_mask: Tensor, aggregation: Aggregation) -> Tensor:
     count = (mask if aggregation == "token-mean" else mask.any(-1)).sum().float()
     mean = mean_over_ranks(count, what="the denominator of the loss")
     return torch.where(mean > 0, mean, 1.0)
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """(N, L), or (N, 1) of one per sample."""
+    return x[:, None] if x.dim() == 1 else x
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -122,6 +122,17 @@ def test_an_advantage_per_sample_is_that_of_each_of_its_tokens(aggregation):
     torch.testing.assert_close(same, grad)
 
 
+@pytest.mark.parametrize("rows", [4, 5])
+def test_a_weight_per_sample_is_that_of_each_of_its_tokens(rows):
+    # Of as many samples as tokens, too, where it would pass for a weight per token.
+    x = {name: value[:rows] for name, value in tables(3).items()}
+    per_token = np.repeat([[0.0], [0.5], [2.0], [1.5], [3.0]], 5, axis=1)[:rows]
+    expected, by_log_probs, _ = closed_form(x | {"rollout_is_weights": per_token}, MASK[:rows], "token-mean")
+    out, grad, _ = measured(x | {"rollout_is_weights": per_token[:, 0]}, MASK[:rows])
+    np.testing.assert_allclose(out.loss.detach(), expected, atol=1e-7)
+    np.testing.assert_allclose(grad, by_log_probs, atol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_half_precision_inputs_are_computed_in_float32(aggregation, dtype):
