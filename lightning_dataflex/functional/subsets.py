@@ -25,7 +25,7 @@ Shares = Literal["linear", "softmax"]
 
 
 def mixed_groups(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """The groups whose scores are not all equal: see `group_differs`; NaN is none.
+    """The groups whose scores are not all equal: see `group_differs`; NaN is none, and neither is an infinite one.
 
     Source: dynamic sampling of DAPO, Yu et al. 2025, arXiv:2503.14476, equation 11: 0 < correct < G.
 
@@ -37,7 +37,7 @@ def mixed_groups(scores: Tensor, group: Tensor, num_groups: int) -> Tensor:
         >>> mixed_groups(torch.tensor([0.1, 0.1, 0.1, 1.0, 0.0]), torch.tensor([0, 0, 0, 1, 1]), 2)
         tensor([False, False, False,  True,  True])
     """
-    valid = ~is_nan(scores)
+    valid = is_finite(scores)
     return valid & by_sample(group_differs(scores, group, num_groups, valid), group)
 
 

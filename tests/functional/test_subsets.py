@@ -41,6 +41,12 @@ def test_mixed_groups_have_two_different_scores(rows):
     assert subsets.mixed_groups(torch.tensor(scores), group, num).tolist() == expected
 
 
+def test_an_infinite_score_makes_no_group_mixed_and_is_in_none():
+    scores = torch.tensor([torch.inf, 0.0, torch.inf, -torch.inf, torch.inf, 0.0, 1.0])
+    group = torch.tensor([0, 0, 1, 1, 2, 2, 2])
+    assert subsets.mixed_groups(scores, group, 3).tolist() == [False] * 5 + [True] * 2
+
+
 @given(ROWS, st.sampled_from([0.25, 0.5, 1.0]))
 @settings(max_examples=60, deadline=None)
 def test_top_groups_are_the_head_of_a_stable_sort(rows, fraction):
