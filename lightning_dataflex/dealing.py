@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -147,6 +147,8 @@ def rows_by_domain(
         texts = (str(label.item() if isinstance(label, torch.Tensor) else label) for label in labels)
         index = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64, len(labels))
         names = list(places)
+        if {"None", "nan"} & places.keys():
+            _check_all_named(labels)
     domains = sorted(names) if domains is None else [str(name) for name in domains]
     if len(set(domains)) < len(domains):
         raise ValueError(f"domains is {domains}, which names one twice. Name each once.")
@@ -160,3 +162,9 @@ def rows_by_domain(
     parts = np.split(order, np.cumsum(np.bincount(index, minlength=len(names)))[:-1])
     rows = dict(zip(names, parts))
     return [rows.get(name, np.empty(0, np.int64)) for name in domains], domains
+
+
+def _check_all_named(labels: Iterable[Any]) -> None:
+    for row, label in enumerate(labels):
+        if label is None or label != label:
+            raise ValueError(f"The domain of prompt {row} is {label}. Give every prompt its domain.")

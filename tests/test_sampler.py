@@ -337,6 +337,8 @@ def test_states_do_not_grow():
     ("options", "message"),
     [
         ({"labels": []}, "There are no prompts"),
+        ({"labels": ["a", "None", None]}, "The domain of prompt 2 is None. Give every prompt its domain"),
+        ({"labels": np.array(["a", float("nan"), "c"], dtype=object)}, "The domain of prompt 1 is nan"),
         ({"domains": ["a", "a", "b", "c"]}, "names one twice"),
         ({"num_replicas": 2}, "Give both or neither"),
         ({"seed": -1}, "seed is -1"),
