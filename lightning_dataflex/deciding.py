@@ -52,7 +52,7 @@ class Deciding:
             sharded = trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
             self._windows = [StepWindow(optimizer, sharded=sharded) for optimizer in trainer.optimizers]
         comparing = [part for part in (self.pipeline.scorer, self.pipeline.actuator) if part.needs_groups]
-        if comparing and pl_module.automatic_optimization:
+        if comparing:
             size = setting(pl_module, "num_generations")
             known = size if isinstance(size, int) else None
             self._whole_groups = WholeGroups(registered_name(comparing[0]), known, strict=self.config.enforce)
@@ -85,6 +85,9 @@ class Deciding:
         self.account(decision.num_kept, step)
         if self._whole_groups is not None and self._several_batches and decision.group_ids is not None:
             self._whole_groups.add(decision.group_ids)
+        if self._whole_groups is not None and len(self._decisions) > 1:
+            groups = [each.group_ids for each in self._decisions]
+            self._whole_groups.compare([ids for ids in groups if ids is not None])
         return decision
 
     @property

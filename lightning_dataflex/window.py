@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -115,10 +115,10 @@ def _gradient_size(optimizer: Optimizer) -> Tensor:
 
 
 class WholeGroups:
-    """Watches that no group is cut over the batches of one optimiser step: each part would be judged by itself.
+    """Watches that no group is cut over the batches of one optimiser step, or over minibatches of one batch.
 
-    Without the size of a group it is a guess: batches of several groups that number them 0, 1, ... anew, or that all
-    have the same groups, are taken for whole.
+    Each part would be judged by itself. Without the size of a group it is a guess: batches of several groups that
+    number them 0, 1, ... anew, or that all have the same groups, are taken for whole.
 
     Args:
         name: What compares the samples of a group.
@@ -131,6 +131,7 @@ class WholeGroups:
         self._first = strict
         self._earlier: list[Tensor] = []
         self._here: list[Tensor] = []
+        self._num_compared, self._sizes = 0, dict[int, int]()
 
     def begin_batch(self, *, new_step: bool) -> None:
         """A new training batch, the first of an optimiser step or one more of it."""
@@ -139,7 +140,7 @@ class WholeGroups:
             self._earlier = []
         else:
             self._earlier = self._earlier + self._here
-        self._here = []
+        self._here, self._num_compared, self._sizes = [], 0, {}
 
     def add(self, group_ids: Tensor) -> None:
         """The groups (N,) of a decision in this batch.
@@ -161,6 +162,31 @@ class WholeGroups:
         if self._first:
             raise ValueError(fact)
         warn_once(self, fact)
+
+    def compare(self, decisions: Sequence[Tensor]) -> None:
+        """The groups (N,) of each decision in this batch so far: warn once of those that minibatches have cut.
+
+        PPO epochs decide on the same groups again, all of them, and of as many samples.
+        """
+        for group_ids in decisions[self._num_compared :]:
+            distinct, sizes = torch.unique(group_ids, return_counts=True)
+            found, earlier = dict(zip(distinct.tolist(), sizes.tolist())), self._sizes
+            self._sizes = earlier | found
+            again = found.keys() & earlier.keys()
+            if self.group_size is not None:
+                cut = [group for group in again if found[group] < self.group_size]
+            elif earlier.keys() == set(range(len(earlier))) and _counts_from_0(distinct):
+                cut = []
+            else:
+                cut = [group for group in again if len(again) < len(found) or found[group] != earlier[group]]
+            if cut:
+                warn_once(
+                    self,
+                    f"{self.name} compares the samples of a group, but {len(cut)} groups of this minibatch have "
+                    "samples in an earlier one of the same training batch: each part was judged by itself. Cut "
+                    "minibatches between groups, or decide on the whole rollout with a DataFlexPoint.",
+                )
+        self._num_compared = len(decisions)
 
     def _num_cut(self, group_ids: Tensor) -> int:
         distinct, sizes = torch.unique(group_ids, return_counts=True)

@@ -467,6 +467,46 @@ def test_R019_groups_cut_over_the_batches_of_a_step_are_refused_before_it(batche
     np.testing.assert_array_equal(weight_of(module), policy().weight.detach().numpy())
 
 
+class InMinibatches(Toy):
+    """Two PPO epochs of minibatches of these rows, or of others in each epoch."""
+
+    def __init__(self, *epochs: list[list[int]], num_generations: int | None = None, offers: str = "method") -> None:
+        super().__init__(offers, manual=True)
+        self.epochs, self.num_generations = epochs, num_generations
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        for rows in [rows for epoch in (self.epochs * 2)[:2] for rows in epoch]:
+            optimizer.zero_grad()
+            self.manual_backward(self._loss({name: value[rows] for name, value in batch.items()}))
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "size"),
+    [
+        ([[[0, 1, 2], [3, 4, 5, 6, 7]]], None),
+        ([[[0, 2, 4, 6], [1, 3, 5, 7]]], 2),
+        ([[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2, 3, 4], [1, 5, 6, 7]]], None),
+    ],
+    ids=["at a border", "halves", "shuffled after the first epoch"],
+)
+def test_groups_that_minibatches_cut_are_warned_of_once(epochs: Any, size: int | None) -> None:
+    batch = rollout(0) | {"uid": torch.arange(8) // 2 + 5}
+    with pytest.warns(UserWarning, match="groups of this minibatch have samples in an earlier one") as caught:
+        fit(InMinibatches(*epochs, num_generations=size), [select(mount="my_loss")], [batch, batch])
+    assert sum("of this minibatch" in str(each.message) for each in caught) == 1
+
+
+@pytest.mark.parametrize("start", [0, 5])
+@pytest.mark.parametrize("size", [None, 2])
+@pytest.mark.filterwarnings("error:.*of this minibatch")
+def test_minibatches_of_whole_groups_may_be_shuffled(start: int, size: int | None) -> None:
+    batch = rollout(0) | {"uid": torch.arange(8) // 2 + start}
+    epochs = [[0, 1, 2, 3], [4, 5, 6, 7]], [[6, 1, 7, 0], [3, 2, 4, 5]]
+    fit(InMinibatches(*epochs, num_generations=size), [select(mount="my_loss")], [batch, batch])
+
+
 def test_whole_groups_may_be_numbered_anew_in_each_batch() -> None:
     fit(Toy(), [select()], [rollout(0), rollout(1)] * 2, accumulate_grad_batches=2)
     fit(
