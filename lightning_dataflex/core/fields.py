@@ -121,6 +121,12 @@ class Fields:
     def missing(self, name: str) -> str:
         """What to tell the user when a field is missing."""
         has = [str(key) for key in self.keys() if not str(key).startswith(ORIGINAL)]
+        if (mapped := self.fields.get(name, name)) != name:
+            near = (difflib.get_close_matches(mapped, has, 1) or ["..."])[0]
+            return (
+                f"The rollout batch has no field {mapped!r}, to which fields maps {name!r}. "
+                f'It has: {", ".join(has) or "no fields"}. Correct the mapping: fields={{"{name}": "{near}"}}.'
+            )
         # What has a meaning of its own is not what is missing under another name.
         free = [key for key in has if key not in FIELDS]
         known = [key for key in ELSEWHERE.get(name, ()) if key in has]

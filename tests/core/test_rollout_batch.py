@@ -181,6 +181,15 @@ def test_a_field_that_is_missing_is_looked_for_under_other_names() -> None:
     assert "It has: no fields." in RolloutBatch({}).missing("uid")
 
 
+def test_a_mapping_to_a_field_that_is_not_there_is_named() -> None:
+    read = RolloutBatch({"rm_scores": [1], "acc": [1]}, fields={"rm_scores": "accu", "uid": "zzz"})
+    assert read.missing("rm_scores") == (
+        "The rollout batch has no field 'accu', to which fields maps 'rm_scores'. It has: rm_scores, acc. "
+        'Correct the mapping: fields={"rm_scores": "acc"}.'
+    )
+    assert read.missing("uid").endswith('Correct the mapping: fields={"uid": "..."}.')
+
+
 def test_views_write_into_the_batch_and_count_its_fields() -> None:
     read = batch(uid=["a", "b"])
     read.batch["x"] = torch.ones(2)
