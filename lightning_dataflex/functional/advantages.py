@@ -19,6 +19,7 @@ from lightning_dataflex.functional.groups import (
     group_size,
     group_std,
 )
+from lightning_dataflex.functional.tokens import as_float
 
 
 def grpo_advantages(
@@ -142,7 +143,10 @@ def gae(
         response_mask: (N, L) the valid tokens; what stands elsewhere is not read.
 
     Returns:
-        `advantages` and `returns`, each (N, L), 0 outside the mask.
+        `advantages` and `returns`, each (N, L) float32 (float64 for float64 values), 0 outside the mask.
+
+    Raises:
+        ValueError: Rewards, values and mask are not all of one shape.
 
     Example:
         >>> advantages, returns = gae(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]]), torch.tensor([[1, 1]]))
@@ -150,8 +154,15 @@ def gae(
         (tensor([[0.5000, 0.5000]]), tensor([[1., 1.]]))
     """
     valid = response_mask.bool()
-    rewards = torch.where(valid, rewards, 0.0)
-    values = torch.where(valid, values, 0.0)
+    for name, table in (("rewards", rewards), ("values", values)):
+        if table.shape != valid.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(table.shape)}. It must have a number for each response token, "
+                f"{tuple(valid.shape)}."
+            )
+    # The sum of a long response in half precision would lose what its later tokens add.
+    rewards = torch.where(valid, as_float(rewards), 0.0)
+    values = torch.where(valid, as_float(values), 0.0)
     advantages = torch.zeros_like(values)
     next_value = next_advantage = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):

@@ -127,3 +127,23 @@ def test_gae_of_a_right_value_model_is_zero():
     advantages, returns = gae(rewards, torch.ones(1, 3), torch.ones(1, 3), lam=0.7)
     assert advantages.abs().max() == 0
     assert returns.tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gae_of_half_precision_is_that_of_its_numbers_in_double(dtype):
+    rewards, values = torch.randn((2, 2, 300), generator=torch.Generator().manual_seed(0)).to(dtype)
+    mask = torch.ones(2, 300, dtype=torch.int8)
+    got, expected = (
+        gae(r, v, mask, gamma=1.0, lam=0.99) for r, v in ((rewards, values), (rewards.double(), values.double()))
+    )
+    for here, there in zip(got, expected):
+        assert here.dtype == torch.float32
+        torch.testing.assert_close(here.double(), there, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["rewards", "values"])
+def test_gae_refuses_a_number_per_sample(name):
+    # Of as many samples as tokens, where it would pass for a number per token.
+    tables = {"rewards": torch.ones(3, 3), "values": torch.ones(3, 3)} | {name: torch.ones(3)}
+    with pytest.raises(ValueError, match=rf"^{name} has shape \(3,\)\. .* \(3, 3\)\.$"):
+        gae(**tables, response_mask=torch.ones(3, 3))
