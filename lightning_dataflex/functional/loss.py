@@ -70,12 +70,19 @@ def policy_loss(
         The loss, a scalar connected to the graph even when no token is valid (it is 0 then), and its
         parts: `policy`, `kl`, `entropy` and `clipped` (1 for a clipped token), all in the loss's own normalisation.
 
+    Raises:
+        ValueError: A table is not of the shape of log_probs, which broadcasting would make another loss of.
+
     Example:
         >>> logp = torch.tensor([[-1.0, -2.0]], requires_grad=True)
         >>> out = policy_loss(logp, logp.detach(), torch.tensor([1.0]), torch.tensor([[1, 1]]))
         >>> out.loss.backward(); out.loss.item(), logp.grad.tolist()
         (-1.0, [[-0.5, -0.5]])
     """
+    shape = tuple(log_probs.shape)
+    _check_shapes((shape,), response_mask=response_mask, old_log_probs=old_log_probs)
+    per_sample = (shape[:1], (*shape[:1], 1))
+    _check_shapes((shape, *per_sample), advantages=advantages, rollout_is_weights=rollout_is_weights)
     valid = response_mask.bool()
     scale = token_scale(response_mask, aggregation)
     if denominator is None:
@@ -175,6 +182,16 @@ def loss_denominator(response_mask: Tensor, aggregation: Aggregation) -> Tensor:
     count = (mask if aggregation == "token-mean" else mask.any(-1)).sum().float()
     mean = mean_over_ranks(count, what="the denominator of the loss")
     return torch.where(mean > 0, mean, 1.0)
+
+
+def _check_shapes(allowed: tuple[tuple[int, ...], ...], **tables: Tensor | None) -> None:
+    # A rank without samples may not know how long those of the others are.
+    num_samples = allowed[0][0]
+    for name, table in tables.items():
+        if num_samples and table is not None and tuple(table.shape) not in allowed:
+            raise ValueError(
+                f"{name} has shape {tuple(table.shape)} beside log_probs {allowed[0]}. Give a number for each."
+            )
 
 
 def _by_token(x: Tensor) -> Tensor:

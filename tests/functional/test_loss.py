@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +122,30 @@ def test_an_advantage_per_sample_is_that_of_each_of_its_tokens(aggregation):
     per_sample, same, _ = measured(x | {"advantages": x["advantages"][:, 0]}, MASK, aggregation=aggregation)
     torch.testing.assert_close(per_sample.loss, per_token.loss)
     torch.testing.assert_close(same, grad)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("response_mask", (5,)),
+        ("old_log_probs", (5,)),
+        ("old_log_probs", (1, 5)),
+        ("advantages", (1,)),
+        ("advantages", (1, 5)),
+        ("rollout_is_weights", (1,)),
+        ("rollout_is_weights", ()),
+    ],
+)
+def test_what_broadcasting_would_make_another_loss_of_is_refused(name, shape):
+    given = {key: torch.tensor(value) for key, value in tables().items()} | {"response_mask": torch.tensor(MASK)}
+    with pytest.raises(ValueError, match=rf"^{name} has shape {re.escape(str(shape))} beside log_probs \(5, 5\)\."):
+        policy_loss(**given | {name: torch.ones(shape)})
+
+
+def test_a_rank_without_samples_need_not_know_the_length_of_others():
+    log_probs = torch.zeros(0, 7, requires_grad=True)
+    loss = policy_loss(log_probs, torch.zeros(0, 7), torch.zeros(0), torch.zeros(0, 1)).loss
+    assert (loss.item(), loss.requires_grad) == (0, True)
 
 
 @pytest.mark.parametrize("rows", [4, 5])
