@@ -190,3 +190,22 @@ def test_a_field_may_be_elsewhere_than_the_others(scorer, kind, actuator, name):
 def test_what_comes_from_a_device_is_waited_for():
     with Far(), pytest.raises(RuntimeError, match="not waited for"):
         FarTensor(torch.ones(2)).to("cpu", non_blocking=True)
+
+
+def test_scores_may_lie_on_a_device_and_the_batch_in_main_memory():
+    class There(df.Scorer):
+        requires = ("entropies",)
+        granularity = "token"
+
+        def score(self, batch, step_id=0, **ctx):
+            return batch["entropies"].to("far:0")
+
+    batch = a_batch()
+    batch["entropies"][3] = torch.nan
+    expected = decided(pipeline_of("token_entropy", "selector", "high_entropy_tokens"), batch)
+
+    with Far():
+        found = decided(df.Pipeline(There(), df.build("selector", "high_entropy_tokens")), batch)
+
+    assert found["rollout_is_weights"].device.type == "cpu"
+    torch.testing.assert_close(found["rollout_is_weights"], expected["rollout_is_weights"])

@@ -197,3 +197,10 @@ def test_a_quantile_without_counting_is_the_quantile(q: float) -> None:
         expected = weighting.quantile(values[mask], q)
         torch.testing.assert_close(weighting.quantile_inside(values, mask, q), expected, rtol=0, atol=0)
     assert weighting.quantile_inside(values, torch.zeros_like(mask), q).isinf()
+
+
+def test_the_place_of_a_quantile_is_whole_where_only_rounding_says_otherwise() -> None:
+    values = torch.arange(101.0, dtype=torch.float64)
+    assert 0.07 * 100 > 7
+    assert weighting.quantile(values, 0.07).item() == 7
+    assert weighting.quantile_inside(values, torch.ones(101, dtype=torch.bool), 0.07).item() == 7
