@@ -34,7 +34,7 @@ class EmptySteps:
         fact = f"Step {step}: {name} keeps no sample. Scores: {span}; settings: {settings}."
         if self.on_empty == "raise":
             raise ValueError(f"{fact} Widen the rule, or use on_empty: skip or keep.")
-        outcome = "trains on all samples" if decision.fell_back else "leaves the parameters as they are"
+        outcome = "trains on all samples" if decision.fell_back else "learns nothing from this batch"
         self._warnings.warn(lambda count: f"{fact} The step {outcome}. Such steps so far: {count}.")
 
 
