@@ -159,9 +159,7 @@ def quantile(values: Tensor, q: float, *, overwrite_input: bool = False) -> Tens
         >>> quantile(torch.tensor([0.0, 1.0, 4.0]), 0.75)
         tensor(2.5000, dtype=torch.float64)
     """
-    place = q * (len(values) - 1)
-    # What rounding adds to a whole place would fall between two values.
-    place = round(place) if abs(place - round(place)) < 1e-9 * max(1.0, place) else place
+    place = float(_place(q, torch.tensor(len(values))))
     below = int(place)
     places = [below, min(below + 1, len(values) - 1)]
     low, high = order_statistics(values, places, overwrite_input=overwrite_input)
@@ -183,12 +181,18 @@ def quantile_inside(values: Tensor, mask: Tensor, q: float) -> Tensor:
     ordered = torch.where(mask, values, torch.inf).flatten().sort().values
     if not len(ordered):
         return ordered.new_full((), torch.inf, dtype=torch.float64)
-    place = q * (mask.sum() - 1).clamp(min=0).double()
-    whole = place.round()
-    place = torch.where((place - whole).abs() < 1e-9 * whole.clamp(min=1), whole, place)
+    place = _place(q, mask.sum())
     below = place.long()
     low, high = ordered.gather(0, torch.stack([below, (below + 1).clamp(max=len(ordered) - 1)])).unbind()
     return _between(low, high, place - below)
+
+
+def _place(q: float, num: Tensor) -> Tensor:
+    """Where the quantile lies among so many sorted values, from 0, float64."""
+    place = q * (num - 1).clamp(min=0).double()
+    whole = place.round()
+    # What rounding adds to a whole place would fall between two values.
+    return torch.where((place - whole).abs() < 1e-9 * whole.clamp(min=1), whole, place)
 
 
 def _between(low: Tensor, high: Tensor, part: Tensor) -> Tensor:
