@@ -49,7 +49,7 @@ class RolloutBatch(Fields):
         self._forget()
 
     def _forget(self) -> None:
-        for name in (*READ_ONCE, "_lowest"):
+        for name in READ_ONCE:
             vars(self).pop(name, None)
 
     _lowest: Tensor | None = None
@@ -79,7 +79,7 @@ class RolloutBatch(Fields):
             True
         """
         later = RolloutBatch(source, self.fields)
-        vars(later).update({name: value for name, value in vars(self).items() if name in (*READ_ONCE, "_lowest")})
+        vars(later).update({name: value for name, value in vars(self).items() if name in READ_ONCE})
         return later
 
     @functools.cached_property
@@ -243,7 +243,8 @@ class RolloutBatch(Fields):
             )
 
 
-READ_ONCE = tuple(name for name, value in vars(RolloutBatch).items() if isinstance(value, functools.cached_property))
+_ONCE = [name for name, value in vars(RolloutBatch).items() if isinstance(value, functools.cached_property)]
+READ_ONCE = (*_ONCE, "_lowest")
 """What a reading remembers of the original fields."""
 
 
